@@ -1,0 +1,39 @@
+"""Environments by name: `make("toy", **options)` -> TaskSet. Each one imports its engine only when made.
+
+To add one: a module or folder here with `make_task_set(**options) -> TaskSet`, and a line in `_MODULES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+from hsg.protocol import TaskSet
+
+_MODULES = {
+    "toy": "environments.toy",
+    "sciworld": "environments.sciworld",
+}
+
+
+def available() -> tuple[str, ...]:
+    """Names that `make` knows."""
+    return tuple(_MODULES)
+
+
+def make(name: str, **options: Any) -> TaskSet:
+    """The task set of one environment. Unknown name or option: ValueError that names the known ones."""
+    if name not in _MODULES:
+        near = difflib.get_close_matches(str(name), _MODULES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
+        raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
+    make_task_set = importlib.import_module(_MODULES[name]).make_task_set
+    known = list(inspect.signature(make_task_set).parameters)
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known) or 'none'}"
+            raise ValueError(f"{name}.{key} must be an option of environment {name!r}, got {key!r}; {hint}")
+    return make_task_set(**options)
