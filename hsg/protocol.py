@@ -78,6 +78,22 @@ class StepResult:
     feedback: str | None = None
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """One episode played by a known rule, for the warm start: a strategy, actions that follow it, turns that do not.
+
+    strategy  one fixed text for the whole episode, as an agent would write it
+    actions   what is done, turn by turn
+    wasted    0-based turns that neither follow the strategy nor advance the task (put in on purpose)
+    fits      the strategy suits the task (False: a wrong strategy, faithfully followed)
+    """
+
+    strategy: str
+    actions: tuple[str, ...]
+    wasted: tuple[int, ...] = ()
+    fits: bool = True
+
+
 class Environment(ABC):
     """One episode. `start` once, then `step` until done, then `close` (allowed at any time, and twice)."""
 
@@ -123,6 +139,14 @@ class TaskSet(ABC):
     def expert_actions(self, task: Task) -> list[str] | None:
         """Actions that solve the task with any seed, or None where no expert is known."""
         return None
+
+    def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
+        """Episodes to learn from: strategies that fit and strategies that do not, each with play that follows it.
+
+        The same (task, seed) gives the same list. An environment that only knows `expert_actions` returns []; the
+        warm start then makes strategies of its own out of the expert's actions.
+        """
+        return []
 
     def close(self) -> None:  # noqa: B027
         """Free everything the task set holds (engines, worker processes)."""
