@@ -34,7 +34,9 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
         if not getattr(tokenizer, "chat_template", None):
-            raise ValueError("model.path must be a chat model, got a tokenizer without chat_template; use an instruct one")
+            raise ValueError(
+                "model.path must be a chat model, got a tokenizer without chat_template; use an instruct one"
+            )
         self.tokenizer = tokenizer
         end = tokenizer.eos_token_id
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*stop_ids, *([end] if end is not None else [])]))

@@ -1,29 +1,17 @@
-"""One frozen configuration: defaults here, differences in YAML, overrides by --set; everything is checked at once.
+"""One frozen configuration: every option with its default, its meaning and its rule. `configfile.py` reads and writes it.
 
-    defaults  <  the bundle of `algorithm`  <  the YAML file  <  --set a.b=c
-
-A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.
-
-Deliberately absent: interpolation, includes, environment variables, config objects that know how to build things.
+Deliberately absent: config objects that know how to build things, options that exist twice.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 
-from hsg.prompts import TEMPLATE_NAMES
-
-
-def _require(holds: bool, key: str, rule: str, value: object, remedy: str = "") -> None:
+def require(holds: bool, key: str, rule: str, value: object, remedy: str = "") -> None:
+    """Raise the house's one-line ValueError unless the rule holds."""
     if not holds:
         raise ValueError(f"{key} must be {rule}, got {value!r}" + (f"; {remedy}" if remedy else ""))
 
@@ -35,7 +23,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         plain = self.name is None or (self.name not in ("", ".", "..") and Path(self.name).name == self.name)
-        _require(plain, "run.name", "a plain folder name", self.name, "put the path into run.dir")
+        require(plain, "run.name", "a plain folder name", self.name, "put the path into run.dir")
 
 
 @dataclass(frozen=True)
@@ -60,12 +48,6 @@ class PromptsConfig:
     style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
     templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
 
-    def __post_init__(self) -> None:
-        for name in self.templates:
-            near = difflib.get_close_matches(name, TEMPLATE_NAMES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else ""
-            _require(name in TEMPLATE_NAMES, "prompts.templates", f"one of {', '.join(TEMPLATE_NAMES)}", name, hint)
-
 
 @dataclass(frozen=True)
 class TemperatureConfig:
@@ -75,7 +57,7 @@ class TemperatureConfig:
     def __post_init__(self) -> None:
         for name in ("strategy", "action"):
             value = getattr(self, name)
-            _require(0 < value < 100, f"temperature.{name}", "> 0 and < 100", value, "greedy is for evaluation only")
+            require(0 < value < 100, f"temperature.{name}", "> 0 and < 100", value, "greedy is for evaluation only")
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,7 @@ class StrategyConfig:
     max_tokens: int = 64  # token limit of one strategy response
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
+        require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -105,13 +87,13 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
-            _require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
-        _require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
-        _require(self.env_timeout_seconds > 0, "rollout.env_timeout_seconds", "> 0", self.env_timeout_seconds)
-        _require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
+            require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
+        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        require(self.env_timeout_seconds > 0, "rollout.env_timeout_seconds", "> 0", self.env_timeout_seconds)
+        require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
         for name in ("max_tokens", "max_parse_failures"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
+            require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
 
 
 @dataclass(frozen=True)
@@ -127,8 +109,8 @@ class JudgeConfig:
     max_tokens: int = 64
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature < 100, "judge.temperature", ">= 0 and < 100", self.temperature)
-        _require(self.max_tokens >= 1, "judge.max_tokens", ">= 1", self.max_tokens)
+        require(0 <= self.temperature < 100, "judge.temperature", ">= 0 and < 100", self.temperature)
+        require(self.max_tokens >= 1, "judge.max_tokens", ">= 1", self.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -142,9 +124,11 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         for name in ("format_penalty", "invalid_action_penalty"):
-            _require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
-        _require(0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start)
-        _require(self.scale > 0, "reward.scale", "> 0", self.scale)
+            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
+        require(
+            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
+        )
+        require(self.scale > 0, "reward.scale", "> 0", self.scale)
 
 
 @dataclass(frozen=True)
@@ -154,7 +138,7 @@ class AdvantageConfig:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        _require(self.eps > 0, "advantage.eps", "> 0", self.eps)
+        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
 
 
 @dataclass(frozen=True)
@@ -172,11 +156,11 @@ class LossConfig:
     token_limit: int | None = None  # divisor of seq-mean-token-sum-norm; None: the token limit of a row
 
     def __post_init__(self) -> None:
-        _require(0 < self.clip_low <= 1, "loss.clip_low", "in (0, 1]", self.clip_low)
+        require(0 < self.clip_low <= 1, "loss.clip_low", "in (0, 1]", self.clip_low)
         for name in ("strategy_weight", "action_weight", "kl_coef"):
-            _require(getattr(self, name) >= 0, f"loss.{name}", ">= 0", getattr(self, name))
-        _require(self.clip_high > 0, "loss.clip_high", "> 0", self.clip_high)
-        _require(self.token_limit is None or self.token_limit >= 1, "loss.token_limit", ">= 1 or null", self.token_limit)
+            require(getattr(self, name) >= 0, f"loss.{name}", ">= 0", getattr(self, name))
+        require(self.clip_high > 0, "loss.clip_high", "> 0", self.clip_high)
+        require(self.token_limit is None or self.token_limit >= 1, "loss.token_limit", ">= 1 or null", self.token_limit)
 
 
 @dataclass(frozen=True)
@@ -188,12 +172,14 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "microbatch_tokens"):
-            _require(getattr(self, name) >= 1, f"update.{name}", ">= 1", getattr(self, name))
+            require(getattr(self, name) >= 1, f"update.{name}", ">= 1", getattr(self, name))
         for name in ("minibatch_trajectories", "minibatch_turns"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"update.{name}", ">= 1 or null", value)
+            require(value is None or value >= 1, f"update.{name}", ">= 1 or null", value)
         both = self.minibatch_trajectories is not None and self.minibatch_turns is not None
-        _require(not both, "update.minibatch_turns", "null when update.minibatch_trajectories is set", self.minibatch_turns)
+        require(
+            not both, "update.minibatch_turns", "null when update.minibatch_trajectories is set", self.minibatch_turns
+        )
 
 
 @dataclass(frozen=True)
@@ -209,12 +195,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("lr", "max_grad_norm"):
-            _require(getattr(self, name) > 0, f"optimizer.{name}", "> 0", getattr(self, name))
+            require(getattr(self, name) > 0, f"optimizer.{name}", "> 0", getattr(self, name))
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "in [0, 1)", getattr(self, name))
+            require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "in [0, 1)", getattr(self, name))
         for name in ("weight_decay", "warmup_steps"):
-            _require(getattr(self, name) >= 0, f"optimizer.{name}", ">= 0", getattr(self, name))
-        _require(self.max_nonfinite >= 1, "optimizer.max_nonfinite", ">= 1", self.max_nonfinite)
+            require(getattr(self, name) >= 0, f"optimizer.{name}", ">= 0", getattr(self, name))
+        require(self.max_nonfinite >= 1, "optimizer.max_nonfinite", ">= 1", self.max_nonfinite)
 
 
 @dataclass(frozen=True)
@@ -223,8 +209,8 @@ class TrainConfig:
     max_seconds: float | None = None  # stop after the iteration in which this wall time has passed; None: never
 
     def __post_init__(self) -> None:
-        _require(self.iterations >= 0, "train.iterations", ">= 0", self.iterations)
-        _require(self.max_seconds is None or self.max_seconds > 0, "train.max_seconds", "> 0 or null", self.max_seconds)
+        require(self.iterations >= 0, "train.iterations", ">= 0", self.iterations)
+        require(self.max_seconds is None or self.max_seconds > 0, "train.max_seconds", "> 0 or null", self.max_seconds)
 
 
 @dataclass(frozen=True)
@@ -236,11 +222,11 @@ class EvaluationConfig:
     batch_size: int = 64  # episodes in flight
 
     def __post_init__(self) -> None:
-        _require(self.every >= 0, "evaluation.every", ">= 0", self.every)
-        _require(self.num_tasks is None or self.num_tasks >= 1, "evaluation.num_tasks", ">= 1 or null", self.num_tasks)
-        _require(self.batch_size >= 1, "evaluation.batch_size", ">= 1", self.batch_size)
+        require(self.every >= 0, "evaluation.every", ">= 0", self.every)
+        require(self.num_tasks is None or self.num_tasks >= 1, "evaluation.num_tasks", ">= 1 or null", self.num_tasks)
+        require(self.batch_size >= 1, "evaluation.batch_size", ">= 1", self.batch_size)
         value = self.temperature
-        _require(value is None or 0 <= value < 100, "evaluation.temperature", ">= 0 and < 100, or null", value)
+        require(value is None or 0 <= value < 100, "evaluation.temperature", ">= 0 and < 100, or null", value)
 
 
 @dataclass(frozen=True)
@@ -250,8 +236,8 @@ class CheckpointConfig:
     keep: int | None = None  # newest checkpoints kept; None: all
 
     def __post_init__(self) -> None:
-        _require(self.every >= 0, "checkpoint.every", ">= 0", self.every)
-        _require(self.keep is None or self.keep >= 1, "checkpoint.keep", ">= 1 or null", self.keep)
+        require(self.every >= 0, "checkpoint.every", ">= 0", self.every)
+        require(self.keep is None or self.keep >= 1, "checkpoint.keep", ">= 1 or null", self.keep)
 
 
 @dataclass(frozen=True)
@@ -276,10 +262,15 @@ class NanoConfig:
     max_position_embeddings: int = 2048
 
     def __post_init__(self) -> None:
-        _require(self.vocab_size >= 300, "warmstart.nano.vocab_size", ">= 300 (256 bytes and the tags)", self.vocab_size)
-        _require(self.hidden_size % self.num_heads == 0, "warmstart.nano.hidden_size", "a multiple of num_heads", self.hidden_size)
+        require(self.vocab_size >= 300, "warmstart.nano.vocab_size", ">= 300 (256 bytes and the tags)", self.vocab_size)
+        require(
+            self.hidden_size % self.num_heads == 0,
+            "warmstart.nano.hidden_size",
+            "a multiple of num_heads",
+            self.hidden_size,
+        )
         divides = self.num_key_value_heads >= 1 and self.num_heads % self.num_key_value_heads == 0
-        _require(divides, "warmstart.nano.num_key_value_heads", "a divisor of num_heads", self.num_key_value_heads)
+        require(divides, "warmstart.nano.num_key_value_heads", "a divisor of num_heads", self.num_key_value_heads)
 
 
 @dataclass(frozen=True)
@@ -304,11 +295,11 @@ class WarmstartConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_tasks", "batch_tokens", "patience"):
-            _require(getattr(self, name) >= 1, f"warmstart.{name}", ">= 1", getattr(self, name))
+            require(getattr(self, name) >= 1, f"warmstart.{name}", ">= 1", getattr(self, name))
         for name in ("seconds", "epochs", "lr"):
-            _require(getattr(self, name) > 0, f"warmstart.{name}", "> 0", getattr(self, name))
+            require(getattr(self, name) > 0, f"warmstart.{name}", "> 0", getattr(self, name))
         shares = [self.share_strategy, self.share_action, self.share_plain, self.share_judgment]
-        _require(min(shares) >= 0 and sum(shares) > 0, "warmstart.share_*", ">= 0 with a sum > 0", shares)
+        require(min(shares) >= 0 and sum(shares) > 0, "warmstart.share_*", ">= 0 with a sum > 0", shares)
 
 
 @dataclass(frozen=True)
@@ -343,17 +334,17 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("num_tasks", "num_strategies", "num_rollouts"):
-            _require(getattr(self, name) >= 1, name, ">= 1", getattr(self, name))
-        _require(self.sigma > 0, "sigma", "> 0", self.sigma)
-        _require(0 < self.delta <= 1, "delta", "in (0, 1]", self.delta)
-        _require(self.kappa >= 0, "kappa", ">= 0 (it is subtracted)", self.kappa)
-        _require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+            require(getattr(self, name) >= 1, name, ">= 1", getattr(self, name))
+        require(self.sigma > 0, "sigma", "> 0", self.sigma)
+        require(0 < self.delta <= 1, "delta", "in (0, 1]", self.delta)
+        require(self.kappa >= 0, "kappa", ">= 0 (it is subtracted)", self.kappa)
+        require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         if self.strategy.per == "episode":
             enough = self.num_candidates >= self.num_strategies
             rule = f">= num_strategies ({self.num_strategies}) candidates"
-            _require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
+            require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
         if self.update.minibatch_turns is not None:
-            _require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
+            require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip
 
     @property
@@ -369,175 +360,15 @@ class Config:
         return self.num_strategies, self.num_rollouts
 
 
-FLAT = {"strategy.per": "none", "judge.enabled": False, "loss.level_reduction": "joint", "advantage.turn_baseline": "trajectory"}
+FLAT = {
+    "strategy.per": "none",
+    "judge.enabled": False,
+    "loss.level_reduction": "joint",
+    "advantage.turn_baseline": "trajectory",
+}
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "strata": {},
     "grpo": FLAT,
 }
 """What each value of `algorithm` sets, as dotted keys; the file and --set come after and win."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Reading, overriding, dumping
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a run: a YAML file with the differences, then `a.b=c` overrides. ValueError says what is wrong."""
-    given: dict[str, Any] = {}
-    if path is not None:
-        given = _read_yaml(Path(path))
-    for item in overrides:
-        key, sign, text = item.partition("=")
-        _require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        _put(given, key.strip(), value)
-    return make_config(given)
-
-
-def make_config(given: Mapping[str, Any]) -> Config:
-    """A Config from nested plain values; the bundle of `algorithm` comes before them."""
-    given = {key: value for key, value in given.items()}
-    algorithm = given.get("algorithm", "strata")
-    if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        _require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
-    nested: dict[str, Any] = {}
-    for key, value in ALGORITHMS[algorithm].items():
-        _put(nested, key, value)
-    _merge(nested, given)
-    _claim_environment_section(nested)
-    return _build(Config, nested, "")
-
-
-def _claim_environment_section(nested: dict[str, Any]) -> None:
-    """`toy: {...}` at the top is the options of environment.name: toy."""
-    environment = nested.get("environment")
-    name = environment.get("name", EnvironmentConfig.name) if isinstance(environment, dict) else EnvironmentConfig.name
-    known = {f.name for f in dataclasses.fields(Config)}
-    if name in nested and name not in known:
-        options = nested.pop(name)
-        _require(isinstance(options, dict), name, "a mapping of options", options)
-        section = nested.setdefault("environment", {})
-        section["options"] = {**(section.get("options") or {}), **options}
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values of a config, as dumped into the run folder."""
-    return dataclasses.asdict(config)
-
-
-def dump_config(config: Config, path: Path) -> None:
-    """Write the resolved config; loading it gives an equal Config."""
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ValueError(f"--config must be a readable file, got {str(path)!r}: {reason}") from None
-    try:
-        given = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}:{line} {getattr(error, 'problem', error)}") from None
-    given = {} if given is None else given
-    _require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
-    return given
-
-
-def _put(nested: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, last = dotted.split(".")
-    for section in sections:
-        inner = nested.get(section)
-        nested[section] = dict(inner) if isinstance(inner, dict) else {}
-        nested = nested[section]
-    nested[last] = value
-
-
-def _merge(base: dict[str, Any], given: Mapping[str, Any]) -> None:
-    for key, value in given.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
-        else:
-            base[key] = value
-
-
-def _build(cls: type, given: Any, prefix: str) -> Any:
-    section = prefix.rstrip(".") or "the configuration"
-    given = {} if given is None else given
-    _require(isinstance(given, Mapping), section, "a mapping of keys", given)
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for key, value in given.items():
-        if key not in hints:
-            near = difflib.get_close_matches(str(key), _all_keys() if not prefix else hints, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(prefix + k for k in near)}?" if near else f"known: {', '.join(hints)}"
-            raise ValueError(f"{prefix}{key} must be a known key, got {prefix}{key}; {hint}")
-        if dataclasses.is_dataclass(hints[key]):
-            values[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        else:
-            values[key] = _convert(value, hints[key], prefix + key)
-    return cls(**values)
-
-
-def _all_keys() -> list[str]:
-    """Every dotted key, and every top-level one, for near names."""
-    keys: list[str] = []
-
-    def walk(cls: type, prefix: str) -> None:
-        for name, hint in typing.get_type_hints(cls).items():
-            keys.append(prefix + name)
-            if dataclasses.is_dataclass(hint):
-                walk(typing.cast(type, hint), f"{prefix}{name}.")
-
-    walk(Config, "")
-    return keys
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    """The value in the field's type, or a ValueError with key, rule and value. 1 passes for 1.0, never True for 1."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        inner = [a for a in typing.get_args(hint) if a is not type(None)][0]
-        return _convert(value, inner, key)
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        # YAML reads a bare off, on, no or yes as a bool.
-        near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
-        _require(value in choices, key, f"one of {', '.join(map(str, choices))}", value, f"did you mean {near[0]}?" if near else "")
-        return value
-    if hint is bool:
-        _require(isinstance(value, bool), key, "true or false", value)
-        return value
-    if hint is int:
-        whole = isinstance(value, float) and value.is_integer()
-        _require((isinstance(value, int) or whole) and not isinstance(value, bool), key, "a whole number", value)
-        return int(value)
-    if hint is float:
-        if isinstance(value, str):  # YAML 1.1 reads 1e-6 as a string
-            try:
-                value = float(value)
-            except ValueError:
-                _require(False, key, "a number", value)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        _require(number and value == value and abs(value) != float("inf"), key, "a finite number", value)
-        return float(value)
-    if hint is str:
-        # A run may well be named 1 or 2026.
-        _require(isinstance(value, (str, int, float)) and not isinstance(value, bool), key, "a text", value)
-        return str(value)
-    if origin is dict:
-        _require(value is None or isinstance(value, Mapping), key, "a mapping", value)
-        return dict(value or {})
-    raise AssertionError(f"no rule for {key}: {hint}")

@@ -12,6 +12,7 @@ Deliberately absent: system prompts (a chat template brings its own), few-shot e
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +36,7 @@ _FULL = {
         "{observation}{admissible}\n\n"
         "Think briefly, then give exactly one action between <action> and </action>."
     ),
-    "action_next": (
-        "Turn {turn}.\n{observation}{admissible}\n\nGive the next action between <action> and </action>."
-    ),
+    "action_next": ("Turn {turn}.\n{observation}{admissible}\n\nGive the next action between <action> and </action>."),
     "window": (
         "You are carrying out a task in a text environment. The task and what you saw at first:\n\n"
         "{first_observation}{strategy_part}{history}\n\n"
@@ -80,7 +79,6 @@ _TERSE = {
 }
 
 STYLES: dict[str, dict[str, str]] = {"full": _FULL, "terse": _TERSE}
-TEMPLATE_NAMES = tuple(_FULL)
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -95,6 +93,10 @@ class Prompts:
         """Templates of one style with some replaced. A replacement may only use the fields of what it replaces."""
         templates = {**STYLES[style], **(replace or {})}
         for name, text in (replace or {}).items():
+            if name not in _FULL:
+                near = difflib.get_close_matches(name, _FULL, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_FULL)}"
+                raise ValueError(f"prompts.templates must name a template, got {name!r}; {hint}")
             allowed = set(_FIELD.findall(_FULL[name])) | set(_FIELD.findall(STYLES[style][name]))
             for used in _FIELD.findall(text):
                 if used not in allowed:
@@ -103,7 +105,9 @@ class Prompts:
         return cls(templates)
 
     def _fill(self, name: str, **values: object) -> str:
-        return _FIELD.sub(lambda m: str(values[m.group(1)]) if m.group(1) in values else m.group(0), self.templates[name])
+        return _FIELD.sub(
+            lambda m: str(values[m.group(1)]) if m.group(1) in values else m.group(0), self.templates[name]
+        )
 
     def strategy(self, observation: str) -> str:
         """The request for one strategy."""
@@ -153,7 +157,11 @@ class Prompts:
         """The question with the (action, result) of every turn, for a judge that has not seen the conversation."""
         lines = [self._fill("judgment_turn", turn=i + 1, action=a, result=r) for i, (a, r) in enumerate(turns)]
         return self._fill(
-            "judgment_alone", observation=observation, strategy=strategy or "", turns="".join(lines), num_turns=len(turns)
+            "judgment_alone",
+            observation=observation,
+            strategy=strategy or "",
+            turns="".join(lines),
+            num_turns=len(turns),
         )
 
     def _admissible(self, actions: Sequence[str] | None) -> str:
