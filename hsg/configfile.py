@@ -1,0 +1,190 @@
+"""Configuration files: YAML with the differences, --set overrides, near names for typos, the resolved dump.
+
+    defaults  <  the bundle of `algorithm`  <  the YAML file  <  --set a.b=c
+
+A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.
+
+Deliberately absent: interpolation, includes, environment variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from hsg.config import ALGORITHMS, Config, EnvironmentConfig, require
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a run: a YAML file with the differences, then `a.b=c` overrides. ValueError says what is wrong."""
+    given: dict[str, Any] = {}
+    if path is not None:
+        given = _read_yaml(Path(path))
+    for item in overrides:
+        key, sign, text = item.partition("=")
+        require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        _put(given, key.strip(), value)
+    return make_config(given)
+
+
+def make_config(given: Mapping[str, Any]) -> Config:
+    """A Config from nested plain values; the bundle of `algorithm` comes before them."""
+    given = {key: value for key, value in given.items()}
+    algorithm = given.get("algorithm", "strata")
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
+    nested: dict[str, Any] = {}
+    for key, value in ALGORITHMS[algorithm].items():
+        _put(nested, key, value)
+    _merge(nested, given)
+    _claim_environment_section(nested)
+    return _build(Config, nested, "")
+
+
+def _claim_environment_section(nested: dict[str, Any]) -> None:
+    """`toy: {...}` at the top is the options of environment.name: toy."""
+    environment = nested.get("environment")
+    name = environment.get("name", EnvironmentConfig.name) if isinstance(environment, dict) else EnvironmentConfig.name
+    known = {f.name for f in dataclasses.fields(Config)}
+    if name in nested and name not in known:
+        options = nested.pop(name)
+        require(isinstance(options, dict), name, "a mapping of options", options)
+        section = nested.setdefault("environment", {})
+        section["options"] = {**(section.get("options") or {}), **options}
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain values of a config, as dumped into the run folder."""
+    return dataclasses.asdict(config)
+
+
+def dump_config(config: Config, path: Path) -> None:
+    """Write the resolved config; loading it gives an equal Config."""
+    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ValueError(f"--config must be a readable file, got {str(path)!r}: {reason}") from None
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise ValueError(
+            f"--config must be valid YAML, got {str(path)!r}:{line} {getattr(error, 'problem', error)}"
+        ) from None
+    given = {} if given is None else given
+    require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
+    return given
+
+
+def _put(nested: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, last = dotted.split(".")
+    for section in sections:
+        inner = nested.get(section)
+        nested[section] = dict(inner) if isinstance(inner, dict) else {}
+        nested = nested[section]
+    nested[last] = value
+
+
+def _merge(base: dict[str, Any], given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _build(cls: type, given: Any, prefix: str) -> Any:
+    section = prefix.rstrip(".") or "the configuration"
+    given = {} if given is None else given
+    require(isinstance(given, Mapping), section, "a mapping of keys", given)
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in given.items():
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), _all_keys() if not prefix else hints, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(prefix + k for k in near)}?" if near else f"known: {', '.join(hints)}"
+            raise ValueError(f"{prefix}{key} must be a known key, got {prefix}{key}; {hint}")
+        if dataclasses.is_dataclass(hints[key]):
+            values[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        else:
+            values[key] = _convert(value, hints[key], prefix + key)
+    return cls(**values)
+
+
+def _all_keys() -> list[str]:
+    """Every dotted key, and every top-level one, for near names."""
+    keys: list[str] = []
+
+    def walk(cls: type, prefix: str) -> None:
+        for name, hint in typing.get_type_hints(cls).items():
+            keys.append(prefix + name)
+            if dataclasses.is_dataclass(hint):
+                walk(typing.cast(type, hint), f"{prefix}{name}.")
+
+    walk(Config, "")
+    return keys
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """The value in the field's type, or a ValueError with key, rule and value. 1 passes for 1.0, never True for 1."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        inner = [a for a in typing.get_args(hint) if a is not type(None)][0]
+        return _convert(value, inner, key)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        # YAML reads a bare off, on, no or yes as a bool.
+        near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
+        require(
+            value in choices,
+            key,
+            f"one of {', '.join(map(str, choices))}",
+            value,
+            f"did you mean {near[0]}?" if near else "",
+        )
+        return value
+    if hint is bool:
+        require(isinstance(value, bool), key, "true or false", value)
+        return value
+    if hint is int:
+        whole = isinstance(value, float) and value.is_integer()
+        require((isinstance(value, int) or whole) and not isinstance(value, bool), key, "a whole number", value)
+        return int(value)
+    if hint is float:
+        if isinstance(value, str):  # YAML 1.1 reads 1e-6 as a string
+            try:
+                value = float(value)
+            except ValueError:
+                require(False, key, "a number", value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        require(number and value == value and abs(value) != float("inf"), key, "a finite number", value)
+        return float(value)
+    if hint is str:
+        # A run may well be named 1 or 2026.
+        require(isinstance(value, (str, int, float)) and not isinstance(value, bool), key, "a text", value)
+        return str(value)
+    if origin is dict:
+        require(value is None or isinstance(value, Mapping), key, "a mapping", value)
+        return dict(value or {})
+    raise AssertionError(f"no rule for {key}: {hint}")

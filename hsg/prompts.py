@@ -1,0 +1,220 @@
+"""Every text the agent is asked with, and the parsers of what it answers.
+
+    strategy   first observation                                     -> <strategy>...</strategy>
+    action     first observation, strategy, then one user turn each  -> <action>...</action>
+    judgment   the numbered turns, in the conversation or rewritten  -> <judgment>[2, 5]</judgment>
+
+Structure after StraTA (2605.06642), wording ours.  Templates are data: `prompts.templates` replaces any of them by name.
+The task and the first observation come first and the strategy after them, so that the strategies of a task share a prefix.
+
+Deliberately absent: system prompts (a chat template brings its own), few-shot examples, JSON answers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_FULL = {
+    "strategy": (
+        "You are about to carry out a task in a text environment. The task and what you see at first:\n\n"
+        "{observation}\n\n"
+        "Before you act, write one strategy that will guide the whole episode. It stays fixed: make it specific enough "
+        "to be followed at every turn, and feasible given what you know now. Think first, then give the strategy "
+        "between <strategy> and </strategy>."
+    ),
+    "action_first": (
+        "You are carrying out a task in a text environment. Turn 1. The task and what you see:\n\n"
+        "{observation}{admissible}\n\n"
+        "Follow this strategy throughout:\n<strategy>{strategy}</strategy>\n\n"
+        "Think briefly, then give exactly one action between <action> and </action>."
+    ),
+    "action_first_plain": (
+        "You are carrying out a task in a text environment. Turn 1. The task and what you see:\n\n"
+        "{observation}{admissible}\n\n"
+        "Think briefly, then give exactly one action between <action> and </action>."
+    ),
+    "action_next": ("Turn {turn}.\n{observation}{admissible}\n\nGive the next action between <action> and </action>."),
+    "window": (
+        "You are carrying out a task in a text environment. The task and what you saw at first:\n\n"
+        "{first_observation}{strategy_part}{history}\n\n"
+        "Turn {turn}. You see now:\n{observation}{admissible}\n\n"
+        "Think briefly, then give exactly one action between <action> and </action>."
+    ),
+    "window_strategy": "\n\nFollow this strategy throughout:\n<strategy>{strategy}</strategy>",
+    "window_turn": "\n\nTurn {turn}. {observation}\nYou did: {action}",
+    "admissible": "\nAdmissible actions: {actions}",
+    "parse_error": "No action was found: it must stand between <action> and </action>. Nothing was done.",
+    "judgment": (
+        "{observation}\n\nThe episode is over. Look back at your {num_turns} turns. Which of them both ignored the "
+        "strategy and did not advance the task? Give your reasons first, then the numbers of those turns as a list, "
+        "for example <judgment>[2, 5]</judgment>, or <judgment>[]</judgment> if there are none."
+    ),
+    "judgment_alone": (
+        "An agent carried out a task in a text environment. The task and what it saw at first:\n\n{observation}\n\n"
+        "It was to follow this strategy:\n<strategy>{strategy}</strategy>\n\nIts turns:\n{turns}\n\n"
+        "Which of the {num_turns} turns both ignored the strategy and did not advance the task? Give your reasons "
+        "first, then the numbers of those turns as a list, for example <judgment>[2, 5]</judgment>, or "
+        "<judgment>[]</judgment> if there are none."
+    ),
+    "judgment_turn": "{turn}. {action} -> {result}\n",
+}
+
+# A nano model spends its few tokens on the world, not on being told the rules: the tags alone tell it what is asked.
+_TERSE = {
+    "strategy": "{observation}\n<strategy>?",
+    "action_first": "{observation}{admissible}\n<strategy>{strategy}</strategy>\n1 <action>?",
+    "action_first_plain": "{observation}{admissible}\n1 <action>?",
+    "action_next": "{observation}{admissible}\n{turn} <action>?",
+    "window": "{first_observation}{strategy_part}{history}\n{observation}{admissible}\n{turn} <action>?",
+    "window_strategy": "\n<strategy>{strategy}</strategy>",
+    "window_turn": "\n{turn} {action}",
+    "admissible": "\nActions: {actions}",
+    "parse_error": "No action.",
+    "judgment": "{observation}\n<judgment>?",
+    "judgment_alone": "{observation}\n<strategy>{strategy}</strategy>\n{turns}<judgment>?",
+    "judgment_turn": "{turn} {action}: {result}\n",
+}
+
+STYLES: dict[str, dict[str, str]] = {"full": _FULL, "terse": _TERSE}
+_FIELD = re.compile(r"\{([a-z_]+)\}")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The templates of one run, filled in by name. Braces in the values are left alone."""
+
+    templates: Mapping[str, str]
+
+    @classmethod
+    def make(cls, style: str = "full", replace: Mapping[str, str] | None = None) -> Prompts:
+        """Templates of one style with some replaced. A replacement may only use the fields of what it replaces."""
+        templates = {**STYLES[style], **(replace or {})}
+        for name, text in (replace or {}).items():
+            if name not in _FULL:
+                near = difflib.get_close_matches(name, _FULL, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_FULL)}"
+                raise ValueError(f"prompts.templates must name a template, got {name!r}; {hint}")
+            allowed = set(_FIELD.findall(_FULL[name])) | set(_FIELD.findall(STYLES[style][name]))
+            for used in _FIELD.findall(text):
+                if used not in allowed:
+                    known = ", ".join(sorted(allowed)) or "none"
+                    raise ValueError(f"prompts.templates.{name} must use fields among {known}, got {{{used}}}")
+        return cls(templates)
+
+    def _fill(self, name: str, **values: object) -> str:
+        return _FIELD.sub(
+            lambda m: str(values[m.group(1)]) if m.group(1) in values else m.group(0), self.templates[name]
+        )
+
+    def strategy(self, observation: str) -> str:
+        """The request for one strategy."""
+        return self._fill("strategy", observation=observation)
+
+    def first_action(self, observation: str, strategy: str | None, admissible: Sequence[str] | None = None) -> str:
+        """The first user turn of an episode; `strategy` None: a method without strategies."""
+        listed = self._admissible(admissible)
+        if strategy is None:
+            return self._fill("action_first_plain", observation=observation, admissible=listed)
+        return self._fill("action_first", observation=observation, strategy=strategy, admissible=listed)
+
+    def next_action(self, turn: int, observation: str, admissible: Sequence[str] | None = None) -> str:
+        """A later user turn; `turn` counts from 1."""
+        return self._fill("action_next", turn=turn, observation=observation, admissible=self._admissible(admissible))
+
+    def window(
+        self,
+        turn: int,
+        first_observation: str,
+        strategy: str | None,
+        history: Sequence[tuple[int, str, str]],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ) -> str:
+        """A prompt rebuilt for one turn; `history` holds (turn, observation, action) of the last turns."""
+        shown = [self._fill("window_turn", turn=t, observation=seen, action=did) for t, seen, did in history]
+        return self._fill(
+            "window",
+            first_observation=first_observation,
+            strategy_part="" if strategy is None else self._fill("window_strategy", strategy=strategy),
+            history="".join(shown),
+            turn=turn,
+            observation=observation,
+            admissible=self._admissible(admissible),
+        )
+
+    def parse_error(self) -> str:
+        """The observation after a response without an action."""
+        return self._fill("parse_error")
+
+    def judgment(self, observation: str, num_turns: int) -> str:
+        """The question appended to the conversation itself, after the last result."""
+        return self._fill("judgment", observation=observation, num_turns=num_turns)
+
+    def judgment_alone(self, observation: str, strategy: str | None, turns: Sequence[tuple[str, str]]) -> str:
+        """The question with the (action, result) of every turn, for a judge that has not seen the conversation."""
+        lines = [self._fill("judgment_turn", turn=i + 1, action=a, result=r) for i, (a, r) in enumerate(turns)]
+        return self._fill(
+            "judgment_alone",
+            observation=observation,
+            strategy=strategy or "",
+            turns="".join(lines),
+            num_turns=len(turns),
+        )
+
+    def _admissible(self, actions: Sequence[str] | None) -> str:
+        return "" if not actions else self._fill("admissible", actions=", ".join(actions))
+
+
+def last_block(text: str, tag: str) -> str | None:
+    """What stands in the last complete <tag>...</tag>, stripped; None where there is none."""
+    head, close, _ = text.rpartition(f"</{tag}>")
+    if not close:
+        return None
+    _, opening, inside = head.rpartition(f"<{tag}>")
+    return inside.strip() if opening else None
+
+
+def parse_strategy(text: str) -> str | None:
+    """The strategy of a response, or None: no complete block, or an empty one."""
+    return last_block(text, "strategy") or None
+
+
+def parse_action(text: str) -> str | None:
+    """The action of a response, or None: no complete block, or an empty one."""
+    return last_block(text, "action") or None
+
+
+def parse_judgment(text: str, num_turns: int) -> tuple[int, ...] | None:
+    """0-based turns that a judgment lists (1-based in the text), ascending, out-of-range numbers dropped.
+
+    Of several blocks the last counts. None: no complete block, or something in it that is no list of whole numbers.
+    """
+    inside = last_block(text, "judgment")
+    if inside is None:
+        return None
+    if inside.startswith("[") and inside.endswith("]"):
+        inside = inside[1:-1]
+    numbers = [item.strip() for item in inside.split(",")] if inside.strip() else []
+    if not all(re.fullmatch(r"[+-]?[0-9]+", item) for item in numbers):
+        return None
+    # A number of a thousand digits is out of range; int() would refuse to read it.
+    turns = {int(item) - 1 for item in numbers if len(item) < 20}
+    return tuple(sorted(t for t in turns if 0 <= t < num_turns))
+
+
+def strategy_response(text: str) -> str:
+    """A strategy as the policy should write it (for supervised learning)."""
+    return f"<strategy>{text}</strategy>"
+
+
+def action_response(action: str) -> str:
+    """An action as the policy should write it."""
+    return f"<action>{action}</action>"
+
+
+def judgment_response(turns: Sequence[int]) -> str:
+    """A judgment of 0-based turns as the policy should write it."""
+    return f"<judgment>[{', '.join(str(t + 1) for t in turns)}]</judgment>"
