@@ -126,6 +126,15 @@ def one_thread_only() -> Doors:
     return with_door(step=step)
 
 
+def differs_in_threads() -> Doors:
+    main = threading.get_ident()
+
+    def step(self: Door, action: str) -> StepResult:
+        return replace(Door.step(self, action), feedback="main" if threading.get_ident() == main else "other")
+
+    return with_door(step=step)
+
+
 def closes_once(self: Door) -> None:
     if self.closed:
         raise RuntimeError("already closed")
@@ -206,6 +215,7 @@ FAULTS: dict[str, tuple[Callable[[], Doors], str]] = {
     "results vary": (lambda: with_door(step=noisy), "same task, seed and actions must give the same results"),
     "state is shared": (shares_state, "an episode must not change another one"),
     "one thread only": (one_thread_only, "must not raise, got RuntimeError: wrong thread"),
+    "threads differ": (differs_in_threads, "steps taken from another thread must give the same results"),
     "closes once": (lambda: with_door(close=closes_once), "closing twice must not raise, got RuntimeError: already"),
     "first observation is None": (lambda: with_door(start=lambda self: None), "an observation must be a str"),
     "step returns a tuple": (lambda: with_door(step=lambda self, action: ("ok", 0.0)), "must return a StepResult"),
@@ -236,6 +246,10 @@ FAULTS: dict[str, tuple[Callable[[], Doors], str]] = {
         "must return a list of str",
     ),
     "expert is a text": (lambda: with_doors(expert_actions=lambda self, task: "push"), "must be a list of str or None"),
+    "demonstrations are texts": (
+        lambda: with_doors(demonstrations=lambda self, task, seed: ["push"]),
+        "it must return a list of Demonstration",
+    ),
     "demonstrations vary": (
         lambda: with_doors(demonstrations=lambda self, task, seed: [Demonstration(str(random.random()), ("push",))]),
         "the same task and seed must give the same list",

@@ -76,7 +76,8 @@ def test_splits_are_disjoint_and_do_not_depend_on_sizes(task_set):
     other = environments.make("toy", num_train=40, num_dev=400, num_test=3)
     assert [task.id for task in other.tasks("train")] == ids["train"][:40]
     assert [task.id for task in other.tasks("dev")][:64] == ids["dev"]
-    assert not {task.id for task in other.tasks("dev")} & {*ids["train"], *ids["test"]}
+    whole = environments.make("toy", num_train=1210, num_dev=403, num_test=403)
+    assert len({task.id for split in whole.splits for task in whole.tasks(split)}) == 1210 + 403 + 403
 
 
 def test_areas_and_places_are_balanced(task_set):
@@ -87,6 +88,10 @@ def test_areas_and_places_are_balanced(task_set):
         assert max(places.values()) - min(places.values()) <= 2
     small = environments.make("toy", num_train=256, num_dev=8, num_test=8)
     assert len({task.data["area"] for task in small.tasks("dev")}) == 4
+    # Each four neighbours are of four areas, but not always in the same order.
+    areas = [task.data["area"] for task in task_set.tasks("train")]
+    assert all(len(set(areas[i : i + 4])) == 4 for i in range(0, 256, 4))
+    assert len({tuple(areas[i : i + 4]) for i in range(0, 256, 4)}) > 10
 
 
 def test_the_closed_form_is_the_optimum(bolted_set):
@@ -126,6 +131,10 @@ def test_outcome_falls_with_each_turn_and_success_stays(task_set):
     assert outcomes[:9] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     assert outcomes[9:] == [0.2] * 3
     assert play(task, task_set.expert_actions(task)[:-1]).outcome == 0.0
+    elsewhere = next(area for area in toy.AREAS if area != task.data["area"])
+    found = task_set.expert_actions(task)
+    assert play(task, [*found[:-1], f"go {elsewhere}", found[-1]]).outcome == 0.0
+    assert play(task, [*found[:-1], f"go {elsewhere}", found[0], found[-1]]).outcome == pytest.approx(0.8)
 
 
 def test_a_wrong_strategy_costs_half_the_turns(task_set):
@@ -210,6 +219,7 @@ def test_the_oracle_by_hand():
         ("go cellar, open barrel, open crate, look, take key", (1, 3)),  # the barrel neither follows nor advances
         ("go attic, fly away, , take key, WAIT, Open  TRUNK", (1, 2, 3, 4)),  # nonsense; words are read loosely
         ("go attic, open trunk, open chest, open basket, go garden, open shed, go kitchen", (6,)),  # garden unfinished
+        ("go cellar, open crate, go attic, take key, go cellar, take key", (2, 3)),  # in sight, but out of reach
         ("go cellar, open crate, open shelf, go garden, go cellar, take key, wait", (2, 3)),  # the end is not judged
     ]
     for actions, wasted in cases:
@@ -245,6 +255,10 @@ def test_bolted_tasks_are_hard_but_solvable(bolted_set):
         assert not any("unbolt" in action for action in environment.admissible_actions())
         assert environment.step(f"open {task.data['place']}").observation == f"The {task.data['place']} is bolted."
         assert f"unbolt {task.data['place']}" in environment.admissible_actions()
+        for _ in range(2):
+            assert environment.step(f"unbolt {task.data['place']}").valid
+            assert not environment.step(f"take {task.data['goal']}").valid  # unbolted is not yet open
+        assert environment.step(f"open {task.data['place']}").observation.endswith(f"holds the {task.data['goal']}.")
     unset = toy.make_task_set(num_train=24, num_dev=6, num_test=6)
     assert [t.data["clue"] for t in unset.tasks("train")] == [t.data["clue"] for t in tasks]
 
