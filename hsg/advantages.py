@@ -1,7 +1,7 @@
 """From outcomes to returns to advantages, on both levels: strategies (N) and turns (M, K).
 
-    outcomes (P, N, M) ── top-delta mean ──────────────> returns (P, N)       ── normalise over N ─> advantages (P, N)
-        └── - kappa * flagged + penalties ─> returns (P, N, M, K) ── normalise in the M rollouts ──> advantages (P, N, M, K)
+    outcomes (P, N, M) ──── mean of the best delta ────> returns (P, N) ───────── over N ────────> advantages (P, N)
+                  └── - kappa * flagged + penalties ──> returns (P, N, M, K) ── over M and K ──> advantages (P, N, M, K)
 
     A = (R - mean) / (std + eps)        StraTA (arXiv 2605.06642), strategy group = axis N, rollout group = axis M
 
@@ -179,8 +179,8 @@ TURN_BASELINES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, str, float],
 def group_metrics(advantages: Tensor, *, group_axes: int = 1) -> dict[str, float]:
     """Share of groups that teach (`frac_mixed`: some advantage is not 0) and that do not (`dead_groups`).
 
-    advantages (..., G), or (..., M, K) with group_axes=2, as this module returns them: invalid members are 0, so a group
-    without a valid member is dead.  No group at all: both are undefined, and left out.
+    advantages (..., G), or (..., M, K) with group_axes=2, as this module returns them: an invalid member is 0, so a
+    group without a valid member is dead.  No group at all: both are undefined, and left out.
     """
     groups = advantages.flatten(-group_axes)  # (..., G)
     mixed = (groups != 0).any(-1).double()
@@ -217,7 +217,7 @@ def _group_statistics(values: Tensor, valid: Tensor, std: str, eps: float) -> tu
     if std == "none":
         return mean, torch.ones_like(mean), live
     squares = torch.where(valid, values - mean, 0.0).square().sum(-1, keepdim=True)
-    scale = (squares / (count - (std == "sample")).clamp(min=1)).sqrt() + eps
+    scale = (squares / (count - int(std == "sample")).clamp(min=1)).sqrt() + eps
     return mean, scale, live
 
 
