@@ -156,11 +156,11 @@ def merge_metrics(parts: Iterable[Metrics]) -> Metrics:
 
 
 def finish_metrics(metrics: Metrics) -> dict[str, float]:
-    """Plain numbers per token; what has no token behind it is undefined and left out.
+    """Plain numbers; what has no token behind it is undefined and left out.
 
-    loss (or loss_strategy, loss_action: the reduced loss of a level, unweighted) · ratio · clip_fraction (also _strategy,
-    _action): the clip holds the gradient back · approx_kl: k3 of old_logprobs against logprobs, nats · log_ratio_max:
-    largest absolute value · kl: to the reference, nats · entropy: nats.
+    loss: reduced over its level, unweighted (loss_strategy and loss_action where each is reduced on its own).  Per
+    token: ratio · clip_fraction (also _strategy, _action), where the clip holds the gradient back · approx_kl, k3 of
+    old_logprobs against logprobs in nats · kl to the reference, nats · entropy, nats.  log_ratio_max: largest |log r|.
     """
     pairs = {name: value.tolist() for name, value in metrics.items()}
     return {k: (v if k.endswith("_max") else v / count) for k, (v, count) in pairs.items() if count > 0}

@@ -108,7 +108,7 @@ def _products(index: faiss.IndexFlatIP, query: np.ndarray) -> np.ndarray:
 def _check_embeddings(embeddings: Tensor) -> None:
     if embeddings.ndim < 2 or embeddings.shape[-1] == 0:
         raise ValueError(
-            f"embeddings must be (..., C, D) with D >= 1, got shape {tuple(embeddings.shape)}; give one vector a candidate"
+            f"embeddings must be (..., C, D) with D >= 1, got shape {tuple(embeddings.shape)}; one vector each"
         )
     if not embeddings.isfinite().all():
         raise ValueError("embeddings must be finite, got NaN or infinity; check the encoder's output")
