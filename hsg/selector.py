@@ -24,7 +24,9 @@ from torch import Tensor
 STARTS = ("centroid", "first", "random")
 
 FLOAT32_MARGIN = 1e-5  # far above the error of a float32 product of unit vectors, about 1e-7
-FLOAT64_TIE = 1e-9  # cosines closer than this are the same number, computed in another order
+# Cosines closer than this are the same number.  Vectors that come in float32 (or less) carry its rounding with them:
+# a text embedded twice, or a scaled copy, lies within two of its steps.
+TIE_FLOAT64, TIE_FLOAT32 = 1e-9, 2 * float(np.finfo(np.float32).eps)
 
 
 def farthest_point_indices(embeddings: Tensor, num_selected: int, *, start: str = "centroid", seed: int = 0) -> Tensor:
@@ -47,10 +49,11 @@ def farthest_point_indices(embeddings: Tensor, num_selected: int, *, start: str 
             "propose more candidates or keep fewer"
         )
     groups = _unit(embeddings).flatten(0, -3) if embeddings.ndim > 2 else _unit(embeddings)[None]  # (G, C, D)
+    tie = TIE_FLOAT64 if embeddings.dtype == torch.float64 else TIE_FLOAT32
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(num_candidates, (len(groups),), generator=generator).tolist()
     selected = [
-        _select(group.numpy(), num_selected, draw if start == "random" else 0 if start == "first" else None)
+        _select(group.numpy(), num_selected, draw if start == "random" else 0 if start == "first" else None, tie)
         for group, draw in zip(groups, draws, strict=True)
     ]
     indices = torch.tensor(selected, dtype=torch.long, device=embeddings.device)
@@ -70,7 +73,7 @@ def mean_pairwise_distance(embeddings: Tensor) -> Tensor:
     return (1 - all_pairs / (num_candidates * (num_candidates - 1) or float("nan"))).to(embeddings.device)
 
 
-def _select(units: np.ndarray, num_selected: int, first: int | None) -> list[int]:
+def _select(units: np.ndarray, num_selected: int, first: int | None, tie: float) -> list[int]:
     """Farthest points of one group, units (C, D) float64; first None = start at the centroid."""
     index = faiss.IndexFlatIP(units.shape[1])
     index.add(units.astype(np.float32))
@@ -78,21 +81,21 @@ def _select(units: np.ndarray, num_selected: int, first: int | None) -> list[int
         # A mean of almost 0 has no direction, only rounding; shortened to 0 every candidate ties and index 0 starts.
         mean = units.mean(0)
         mean /= max(float(np.linalg.norm(mean)), 1e-6)
-        first = _first_minimum(-_products(index, mean), lambda rows: -(units[rows] @ mean))
+        first = _first_minimum(-_products(index, mean), lambda rows: -(units[rows] @ mean), tie)
     selected = [first]
     nearest = np.full(len(units), -np.inf)  # max cosine with the selected, float32
     while len(selected) < num_selected:
         nearest = np.maximum(nearest, _products(index, units[selected[-1]]))
         nearest[selected] = np.inf  # A duplicate of a selected candidate is still open; the candidate itself is not.
-        selected.append(_first_minimum(nearest, lambda rows: (units[rows] @ units[selected].T).max(1)))
+        selected.append(_first_minimum(nearest, lambda rows: (units[rows] @ units[selected].T).max(1), tie))
     return selected
 
 
-def _first_minimum(coarse: np.ndarray, exact: Callable[[np.ndarray], np.ndarray]) -> int:
+def _first_minimum(coarse: np.ndarray, exact: Callable[[np.ndarray], np.ndarray], tie: float) -> int:
     """Lowest index of the minimum: float32 values propose, exact(rows) in float64 decides among those close to it."""
     rows = np.flatnonzero(coarse <= coarse.min() + FLOAT32_MARGIN)
     values = exact(rows)
-    return int(rows[np.flatnonzero(values <= values.min() + FLOAT64_TIE)[0]])
+    return int(rows[np.flatnonzero(values <= values.min() + tie)[0]])
 
 
 def _products(index: faiss.IndexFlatIP, query: np.ndarray) -> np.ndarray:
