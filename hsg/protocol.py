@@ -21,7 +21,9 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,8 @@ class StopReason(str, enum.Enum):
 
 FAULTS = frozenset({StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT})
 """Stop reasons that are the environment's fault: such a trajectory has no outcome and trains nothing."""
+
+MAX_OBSERVATION_CHARS = 1_000_000
 
 
 class EnvironmentFault(RuntimeError):
@@ -172,9 +176,6 @@ def check_step(result: object) -> str | None:
     return None
 
 
-MAX_OBSERVATION_CHARS = 1_000_000
-
-
 def check_observation(text: object) -> str | None:
     """What is wrong with an observation, in one sentence, or None."""
     if not isinstance(text, str):
@@ -193,3 +194,205 @@ def check_outcome(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         return f"outcome must be a number in [0, 1], got {value!r}"
     return None
+
+
+def check_environment(task_set: TaskSet, *, num_tasks: int = 3) -> list[str]:
+    """What is wrong with an environment, one sentence per fault; an empty list means that hsg can train on it.
+
+    num_tasks tasks, spread evenly over all splits, are played several times (about ten episodes each: alone, again,
+    interleaved, from another thread, with nonsense, by the expert). A fault is a sentence, never a traceback. The
+    task set stays open. A `step` that never answers hangs the check: only the rollout has a time limit.
+    """
+    if num_tasks < 1:
+        raise ValueError(f"num_tasks must be at least 1, got {num_tasks}; one task already shows most faults")
+    findings: list[str] = []
+    tasks = _check_tasks(task_set, findings)
+    num_tasks = min(num_tasks, len(tasks))
+    chosen = [tasks[i * len(tasks) // num_tasks] for i in range(num_tasks)]
+    tries = [_attempt(findings, f"{task.id}: playing", _check_play, task_set, task) for task in chosen]
+    # An environment that cannot be played at all has said so once; what follows would only repeat it.
+    alone: list[_Played] = [played for played in tries if played is not None]
+    for played, other in zip(alone, alone[1:] + alone[:1], strict=True):
+        _attempt(findings, f"{played.task.id}: playing again and closing twice", _check_again, task_set, played)
+        _attempt(findings, f"{played.task.id}: playing two at once", _check_interleaved, task_set, played, other)
+        _attempt(findings, f"{played.task.id}: nonsense actions", _check_nonsense, task_set, played)
+        _attempt(findings, f"{played.task.id}: expert_actions()", _check_expert, task_set, played.task)
+        _attempt(findings, f"{played.task.id}: demonstrations()", _check_demonstrations, task_set, played.task)
+    return findings
+
+
+_SEED = 0  # the seed that `seed or something_random` forgets
+_SCRIPT_LENGTH = 12  # actions replayed per episode: enough to see shared state, quick on a slow engine
+_NONSENSE = ("", " ", "x" * 10_000, "öffne die 门 🔑", "look\nlook", "\x00", "{}'\"\\</action>")
+
+
+class _Fault(Exception):
+    """One finding: its text is the sentence."""
+
+
+@dataclass(frozen=True)
+class _Played:
+    """An episode as it went: equal episodes compare equal."""
+
+    task: Task
+    actions: tuple[str, ...]
+    first: str
+    steps: tuple[tuple[StepResult, float], ...]  # (result, outcome after it)
+
+
+def _require(condition: object, fault: str) -> None:
+    if not condition:
+        raise _Fault(fault)
+
+
+def _is_of(values: Any, container: type[list] | type[tuple], kind: type) -> bool:
+    return isinstance(values, container) and all(isinstance(value, kind) for value in values)
+
+
+def _attempt(findings: list[str], what: str, check: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return check(*args)
+    except _Fault as fault:
+        findings.append(f"{what}: {fault}.")
+    except Exception as error:  # a stranger's code: whatever it raises is a finding
+        findings.append(f"{what} must not raise, got {type(error).__name__}: {str(error)[:200]}.")
+
+
+def _check_tasks(task_set: TaskSet, findings: list[str]) -> list[Task]:
+    names = _attempt(findings, "splits", _check_splits, task_set) or ()
+    found = [_attempt(findings, f"split {name!r}", _check_split, task_set, name) or [] for name in names]
+    home: dict[str, str] = {}
+    for task in (tasks := [task for tasks in found for task in tasks]):
+        if home.setdefault(task.id, task.split) != task.split:
+            findings.append(f"splits must be disjoint, but {task.id!r} is in {home[task.id]!r} and in {task.split!r}.")
+    return tasks
+
+
+def _check_splits(task_set: TaskSet) -> tuple[str, ...]:
+    name, names = task_set.name, task_set.splits
+    _require(isinstance(name, str) and name, f"TaskSet.name must be a non-empty str, got {name!r}")
+    good = _is_of(names, tuple, str) and names and all(names) and len(set(names)) == len(names)
+    _require(good, f"splits must be a tuple of distinct names, got {names!r}")
+    try:
+        message = f"no error but {task_set.tasks('no such split')!r:.80}"
+    except ValueError as error:
+        message = str(error)
+    good = not message.startswith("no error") and all(split in message for split in names)
+    _require(good, f"an unknown split must raise a ValueError that names the known ones, got {message}")
+    return names
+
+
+def _check_split(task_set: TaskSet, split: str) -> list[Task]:
+    tasks = task_set.tasks(split)
+    _require(_is_of(tasks, list, Task) and tasks, f"tasks() must return a non-empty list of Task, got {tasks!r:.80}")
+    for task in tasks:
+        _require(isinstance(task.id, str) and task.id, f"Task.id must be a non-empty str, got {task.id!r}")
+        _require(task.split == split, f"Task.split of {task.id} must be {split!r}, got {task.split!r}")
+    ids = [task.id for task in tasks]
+    _require(len(set(ids)) == len(ids), "task ids must be unique")
+    _require([task.id for task in task_set.tasks(split)] == ids, "tasks() must give the same tasks twice")
+    return tasks
+
+
+def _start(environment: Environment) -> str:
+    first = environment.start()
+    problem = check_observation(first) or check_outcome(environment.outcome)
+    _require(problem is None, f"after start() {problem}")
+    actions = environment.admissible_actions()
+    good = actions is None or _is_of(actions, list, str)
+    _require(good, f"admissible_actions() must return a list of str or None, got {actions!r:.80}")
+    return first
+
+
+def _step(environment: Environment, action: str) -> tuple[StepResult, float]:
+    result = environment.step(action)
+    problem = check_step(result) or check_outcome(environment.outcome)
+    _require(problem is None, f"after action {action[:40]!r} {problem}")
+    _require(result.done or not result.success, f"success must come with done, got done=False after {action[:40]!r}")
+    return result, environment.outcome
+
+
+def _play(environment: Environment, actions: Sequence[str], step: Callable[..., Any] = _step) -> tuple[str, tuple]:
+    first, steps = _start(environment), []
+    for action in actions:
+        steps.append(step(environment, action))
+        if steps[-1][0].done:
+            break
+    return first, tuple(steps)
+
+
+def _check_play(task_set: TaskSet, task: Task) -> _Played:
+    """Play the expert's first actions, or what is admissible at first, and keep the episode to compare with."""
+    with closing(task_set.create(task, _SEED)) as environment:
+        _start(environment)
+        actions = task_set.expert_actions(task) or environment.admissible_actions() or ["look", "help"]
+        script = actions[:_SCRIPT_LENGTH]
+    with closing(task_set.create(task, _SEED)) as environment:
+        return _Played(task, tuple(script), *_play(environment, script))
+
+
+def _check_again(task_set: TaskSet, played: _Played) -> None:
+    task_set.create(played.task, _SEED).close()  # allowed before start()
+    with closing(task_set.create(played.task, _SEED)) as environment:
+        first, steps = _play(environment, played.actions)
+        environment.close()
+    _require(first == played.first, "the same task and seed must give the same first observation")
+    _require(steps == played.steps, "the same task, seed and actions must give the same results")
+    with closing(task_set.create(played.task, _SEED)) as environment, ThreadPoolExecutor(1) as pool:
+        _, steps = _play(environment, played.actions, lambda *args: pool.submit(_step, *args).result())
+    _require(steps == played.steps, "steps taken from another thread must give the same results")
+
+
+def _check_interleaved(task_set: TaskSet, played: _Played, other: _Played) -> None:
+    with closing(task_set.create(played.task, _SEED)) as one, closing(task_set.create(other.task, _SEED)) as two:
+        pair = ((one, played), (two, other))
+        same = [_start(environment) == alone.first for environment, alone in pair]
+        for turn in range(_SCRIPT_LENGTH):
+            for environment, alone in pair:
+                if turn < len(alone.steps):
+                    same.append(_step(environment, alone.actions[turn]) == alone.steps[turn])
+    _require(all(same), f"an episode must not change another one, but beside {other.task.id} it went differently")
+
+
+def _check_nonsense(task_set: TaskSet, played: _Played) -> None:
+    with closing(task_set.create(played.task, _SEED)) as environment:
+        _start(environment)
+        for action in (*_NONSENSE, *played.actions[:1]):
+            result, _ = _step(environment, action)
+            _require(action not in _NONSENSE or not result.success, f"{action[:40]!r} must not solve the task")
+            if result.done:
+                return _check_latch(environment, result)
+
+
+def _check_latch(environment: Environment, last: StepResult) -> None:
+    outcome = environment.outcome
+    for action in ("", "look"):
+        result, later_outcome = _step(environment, action)
+        _require(result.reward == 0, f"a step after done must have reward 0, got {result.reward}")
+        same = (result.observation, result.score, later_outcome) == (last.observation, last.score, outcome)
+        _require(same, "a step after done must repeat observation, score and outcome")
+        _require(result.done and result.success == last.success, "a step after done must repeat done and success")
+
+
+def _check_expert(task_set: TaskSet, task: Task) -> None:
+    if (actions := task_set.expert_actions(task)) is None:
+        return
+    _require(_is_of(actions, list, str) and actions, f"it must be a list of str or None, got {actions!r:.80}")
+    for seed in (_SEED, 1):
+        with closing(task_set.create(task, seed)) as environment:
+            _, steps = _play(environment, actions)
+            _require(steps[-1][0].success, f"its actions must solve the task, but with seed {seed} they do not")
+            _require(math.isfinite(sum(result.reward for result, _ in steps)), "the sum of rewards must be finite")
+            _check_latch(environment, steps[-1][0])
+
+
+def _check_demonstrations(task_set: TaskSet, task: Task) -> None:
+    found = task_set.demonstrations(task, _SEED)
+    _require(_is_of(found, list, Demonstration), f"it must return a list of Demonstration, got {found!r:.80}")
+    _require(found == task_set.demonstrations(task, _SEED), "the same task and seed must give the same list")
+    for item in found:
+        text, actions, wasted = item.strategy, item.actions, item.wasted
+        _require(isinstance(text, str) and text.strip(), f"strategy must be a non-empty str, got {text!r:.80}")
+        _require(_is_of(actions, tuple, str) and actions, f"actions must be a tuple of str, got {actions!r:.80}")
+        turns = tuple(sorted(set(wasted) & set(range(len(actions)))))
+        _require(wasted == turns, f"wasted must be a tuple of ascending turns of the play, got {wasted!r}")
