@@ -73,7 +73,9 @@ def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Te
     return spread
 
 
-def minibatches(rows: Sequence[Row], num_parts: int, generator: torch.Generator, *, by_row: bool = False) -> list[list[Row]]:
+def minibatches(
+    rows: Sequence[Row], num_parts: int, generator: torch.Generator, *, by_row: bool = False
+) -> list[list[Row]]:
     """Shuffle into `num_parts` parts of nearly equal size, whole trajectories together (`by_row`: single turns).
 
     A strategy's row goes with the first rollout under it.

@@ -219,6 +219,11 @@ class EvaluationConfig:
     num_tasks: int | None = 64  # the first tasks of a fixed shuffle of the split; None: all
     temperature: float | None = None  # None: the training temperatures; 0: greedy
     batch_size: int = 64  # episodes in flight
+    initial: bool = False  # evaluate before the first iteration
+    final: bool = False  # ... and after the last
+    without_strategy: bool = False  # after the last also with the strategy blanked, and with strategies exchanged
+    control: bool = False  # warm-started runs: also the same wall time of further supervised training
+    test_split: str | None = None  # a split that is evaluated once, at the very end
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "evaluation.every", ">= 0", self.every)

@@ -93,7 +93,13 @@ def assign_credit(
     returns = turn_returns(outcomes, flagged, config.kappa, turn_mask=turn_mask, penalties=penalties)
     options = config.advantage
     advantages = turn_advantages(
-        returns, outcomes, turn_mask=turn_mask, valid=valid, baseline=options.turn_baseline, std=options.std, eps=options.eps
+        returns,
+        outcomes,
+        turn_mask=turn_mask,
+        valid=valid,
+        baseline=options.turn_baseline,
+        std=options.std,
+        eps=options.eps,
     )  # (P, N, M, K)
     metrics = {f"advantage/{k}": v for k, v in group_metrics(advantages, group_axes=2).items()}
     metrics["advantage/penalty_only_groups"] = float(count_penalty_only_groups(returns, outcomes, turn_mask=turn_mask))
@@ -102,11 +108,15 @@ def assign_credit(
         return credit
 
     rows = [[s for s in task] for task in strategies]
-    s_formats = torch.tensor([[format_penalty(s.parsed, config.reward) for s in row] for row in rows], dtype=torch.float64)
+    s_formats = torch.tensor(
+        [[format_penalty(s.parsed, config.reward) for s in row] for row in rows], dtype=torch.float64
+    )
     s_lengths = torch.tensor(
         [[length_penalty(s.num_tokens, s.token_limit, config.reward) for s in row] for row in rows], dtype=torch.float64
     )
-    s_returns, s_valid = strategy_returns(outcomes, config.delta, valid=valid, penalties=s_formats + s_lengths)  # (P, N)
+    s_returns, s_valid = strategy_returns(
+        outcomes, config.delta, valid=valid, penalties=s_formats + s_lengths
+    )  # (P, N)
     s_advantages = group_advantages(s_returns, std=options.std, eps=options.eps, valid=s_valid)  # (P, N)
     metrics |= {f"advantage/strategy_{k}": v for k, v in group_metrics(s_advantages).items()}
     return Credit(

@@ -150,7 +150,12 @@ class Episode:
             if history and history[0][0] == 1:  # the first observation stands in the prompt already
                 history[0] = (1, "", history[0][2])
             text = self.prompts.window(
-                turn, self.first_observation or "", self.strategy, history, self.observation if turn > 1 else "", self.admissible
+                turn,
+                self.first_observation or "",
+                self.strategy,
+                history,
+                self.observation if turn > 1 else "",
+                self.admissible,
             )
             ids = self.chat.prompt(text)
             self.conversation = Conversation(ids)
@@ -240,7 +245,11 @@ class Episode:
         if self.config.context == "window":
             rows = tuple(self.rows)
         else:  # cut after the last response: what follows it predicts nothing
-            rows = () if not self.turns or self.conversation is None else (self.conversation.tokens(self.turns[-1].stop + 1),)
+            rows = (
+                ()
+                if not self.turns or self.conversation is None
+                else (self.conversation.tokens(self.turns[-1].stop + 1),)
+            )
         failed = self.stop_reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
         return Trajectory(
             task=self.request.task,

@@ -28,6 +28,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from hsg.models import autocast
+
 
 def derive_seed(*parts: object) -> int:
     """A 63-bit seed from anything printable; equal parts give equal seeds on every machine and rank."""
@@ -179,21 +181,23 @@ class Decoder:
         self.rows: list[list[int]] = [list(p) for p in prompts]
         self.cost = cost if cost is not None else Cost()
         # Nothing of the model folder's own sampling settings is taken over.
-        self._settings = GenerationConfig(do_sample=False, use_cache=False, max_new_tokens=1)
+        self._settings = GenerationConfig(
+            do_sample=True, top_k=0, top_p=1.0, temperature=1.0, use_cache=False, max_new_tokens=1
+        )
         self._in_cache = [0] * len(prompts)  # leading ids of each row whose keys are in the cache
         self._slot = list(range(len(prompts)))  # row -> slot
         self._row = list(range(len(prompts)))  # slot -> row
         if use_cache:
             capacity = max(map(len, self.rows)) + 64
             self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device)
-            self._prefill(list(shared) if shared is not None else list(range(len(prompts))))
+            with torch.no_grad(), autocast(model):
+                self._prefill(list(shared) if shared is not None else list(range(len(prompts))))
 
     def append(self, row: int, ids: Sequence[int]) -> None:
         """Context for one row; it is forwarded together with the next response."""
         self.rows[row].extend(ids)
         self.cost.unique += len(ids)
 
-    @torch.no_grad()
     def sample(
         self,
         rows: Sequence[int],
@@ -208,17 +212,18 @@ class Decoder:
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
-        return self.model.generate(
-            start,
-            attention_mask=torch.ones_like(start),
-            generation_config=self._settings,
-            custom_generate=_decode,
-            decoder=self,
-            rows=list(rows),
-            temperatures=list(temperatures),
-            generators=list(generators),
-            limits=list(max_new_tokens),
-        )
+        with torch.no_grad(), autocast(self.model):
+            return self.model.generate(
+                start,
+                attention_mask=torch.ones_like(start),
+                generation_config=self._settings,
+                custom_generate=_decode,
+                decoder=self,
+                rows=list(rows),
+                temperatures=list(temperatures),
+                generators=list(generators),
+                limits=list(max_new_tokens),
+            )
 
     def _prefill(self, labels: list[object]) -> None:
         """Forward the prompts but for their last token: what rows share once, then copied to each of them."""
@@ -232,7 +237,10 @@ class Decoder:
                 groups: list[tuple[list[int], int]]
                 if level == "label":
                     first, last = min(self.rows[r] for r in members), max(self.rows[r] for r in members)
-                    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+                    common = next(
+                        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+                        min(len(first), len(last)),
+                    )
                     groups = [(members, min(common, len(first) - 1, len(last) - 1))]
                 else:
                     same: dict[tuple[int, ...], list[int]] = {}
@@ -287,7 +295,9 @@ class Decoder:
         last = [len(self.rows[r]) - 1 for r in rows]
         return self._logits(ids.to(self.device), where, last, attention_mask=mask, cache=None)
 
-    def _logits(self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any) -> Tensor:
+    def _logits(
+        self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
+    ) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
         out = self.model(
             input_ids=ids,
@@ -370,5 +380,6 @@ def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int],
             decoder._lead([rows[i] for i in going])
         live = going
     return [
-        Sampled(tuple(ids[i]), tuple(logprobs[i]), (temperatures[i] or 1.0,) * len(ids[i]), closed[i]) for i in range(count)
+        Sampled(tuple(ids[i]), tuple(logprobs[i]), (temperatures[i] or 1.0,) * len(ids[i]), closed[i])
+        for i in range(count)
     ]

@@ -64,7 +64,9 @@ def propose(
         text = policy.chat.decode(response.ids)
         parsed = parse_strategy(text)
         strategies[i].append(
-            Strategy(text if parsed is None else parsed, parsed is not None, not response.closed, row.tokens(), rooms[i])
+            Strategy(
+                text if parsed is None else parsed, parsed is not None, not response.closed, row.tokens(), rooms[i]
+            )
         )
     return strategies
 
