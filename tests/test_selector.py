@@ -1,5 +1,6 @@
 """hsg.selector against points whose distances are known, and a slow twin in plain loops."""
 
+import importlib
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import pytest
 import reference
 import torch
 
+import hsg.selector
 from hsg.selector import farthest_point_indices, mean_pairwise_distance
 
 C, D = 8, 5
@@ -35,6 +37,14 @@ def test_selection_minimises_the_largest_cosine_not_the_mean():
     # Selected 0 and 180.  80 degrees: cosines 0.17 and -0.17; 90: 0 and 0.  A mean would call them equal.
     points = directions(0, 180, 80, 90)
     assert farthest_point_indices(points, 3, start="first").tolist() == [0, 1, 3]
+
+
+def test_equal_largest_cosines_tie_whatever_the_other_cosines_are():
+    # Cosines with 0 and 1, which lie at 120 degrees: candidate 2 has 0.3 and 0, candidate 3 has 0.3 and -0.5.
+    s = 3**0.5 / 2
+    plane = torch.tensor([[1.0, 0.0], [-0.5, s], [0.3, 0.15 / s], [0.3, -0.35 / s]], dtype=torch.float64)
+    points = torch.cat([plane, (1 - plane.square().sum(-1, keepdim=True)).clamp(min=0).sqrt()], dim=-1)
+    assert farthest_point_indices(points, 3, start="first").tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("start", ["centroid", "first"])
@@ -76,7 +86,10 @@ def test_duplicates_still_give_distinct_indices():
 
 
 def test_a_mean_without_direction_starts_at_the_lowest_index():
-    assert farthest_point_indices(directions(10, 130, 250), 1).tolist() == [0]  # sums to rounding noise
+    for dtype in (torch.float32, torch.float64):
+        for turn in range(10):
+            points = directions(turn, 120 + turn, 240 + turn).to(dtype)  # sums to rounding noise
+            assert farthest_point_indices(points, 1).tolist() == [0]
     assert farthest_point_indices(directions(10, 190), 2).tolist() == [0, 1]
 
 
@@ -120,8 +133,12 @@ def test_missing_neighbours_of_faiss_are_caught(monkeypatch):
 
 def test_torch_keeps_its_threads():
     before = torch.get_num_threads()
-    farthest_point_indices(torch.eye(3), 2)
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        importlib.reload(hsg.selector).farthest_point_indices(torch.eye(3), 2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
