@@ -9,7 +9,8 @@ Deliberately absent:
   1. the encoder: embeddings come in, indices go out;
   2. any say in whether a candidate parsed: the caller leaves such candidates out;
   3. an approximate index: C is some dozens, a flat one is exact;
-  4. `faiss.omp_set_num_threads`: it would set torch's threads too, and one query at a time runs on one thread anyway.
+  4. `faiss.omp_set_num_threads`: it may set torch's threads too (which one loaded OpenMP first decides), and we send
+     one query at a time, which runs on one thread anyway.
 """
 
 from __future__ import annotations

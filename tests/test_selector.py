@@ -1,6 +1,5 @@
 """hsg.selector against points whose distances are known, and a slow twin in plain loops."""
 
-import importlib
 import itertools
 import math
 
@@ -9,7 +8,6 @@ import pytest
 import reference
 import torch
 
-import hsg.selector
 from hsg.selector import farthest_point_indices, mean_pairwise_distance
 
 C, D = 8, 5
@@ -129,16 +127,6 @@ def test_missing_neighbours_of_faiss_are_caught(monkeypatch):
     monkeypatch.setattr(faiss.IndexFlatIP, "search", forgetful)
     with pytest.raises(AssertionError, match="faiss must return every one"):
         farthest_point_indices(torch.eye(3), 2)
-
-
-def test_torch_keeps_its_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        importlib.reload(hsg.selector).farthest_point_indices(torch.eye(3), 2)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
