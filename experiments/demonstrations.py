@@ -14,6 +14,7 @@ training (warmstart.py), text that no prompt of `hsg.prompts` asks for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -190,7 +191,8 @@ def expert_demonstrations(task_set: TaskSet, tasks: Sequence[Task], seed: int) -
         rng = random.Random(f"expert/{task.id}/{seed}")
         own = experts[task.id]
         foreign = [action for other in known for action in experts[other.id] if action not in own]
-        actions, wasted = list(own), []
+        actions = list(own)
+        wasted: list[int] = []
         if foreign and rng.random() < 1 / 3:
             for place in sorted(rng.choices(range(len(own)), k=rng.randint(1, 3)), reverse=True):
                 actions.insert(place, rng.choice(foreign))
@@ -236,10 +238,13 @@ class _Writer:
     """One played demonstration to rows, in the token format of the rollout."""
 
     def __init__(self, prompts: Prompts, form: ChatFormat, max_length: int, window_turns: int) -> None:
-        self._prompts, self._form, self._max_length, self._window_turns = prompts, form, max_length, window_turns
+        self._prompts, self._max_length, self._window_turns = prompts, max_length, window_turns
+        # The same words come back in thousands of turns, and encoding is most of the cost of a row.
+        self._prompt, self._reply = functools.cache(form.prompt), functools.cache(form.reply)
+        self._next_user = functools.cache(functools.partial(form.next_user, closed=True))
 
     def _one(self, item: Played, prompt: str, answer: str, form: str) -> list[Row]:
-        ids, reply = self._form.prompt(prompt), self._form.reply(answer)
+        ids, reply = self._prompt(prompt), self._reply(answer)
         if len(ids) + len(reply) > self._max_length:
             return []
         return [Row(item.task_id, ids + reply, [CONTEXT] * (len(ids) - 1) + [FORMS.index(form)] * len(reply))]
@@ -254,24 +259,24 @@ class _Writer:
         return self._one(item, prompt, judgment_response(item.wasted), "judgment")
 
     def conversation(self, item: Played, with_strategy: bool) -> list[Row]:
-        form, prompts = self._form, self._prompts
+        prompts = self._prompts
         strategy = item.strategy if with_strategy else None
-        ids = form.prompt(prompts.first_action(item.observations[0], strategy, _listed(item, 0)))
+        ids = self._prompt(prompts.first_action(item.observations[0], strategy, _listed(item, 0)))
         forms = [CONTEXT] * (len(ids) - 1)
         taught = FORMS.index("action" if with_strategy else "plain")
         for turn, action in enumerate(item.actions):
-            asked = []
+            asked: list[int] = []
             if turn > 0:
                 text = prompts.next_action(turn + 1, item.observations[turn], _listed(item, turn))
-                asked = form.next_user(text, closed=True)
-            reply = form.reply(action_response(action))
+                asked = self._next_user(text)
+            reply = self._reply(action_response(action))
             if len(ids) + len(asked) + len(reply) > self._max_length:
                 return [Row(item.task_id, ids, forms)] if turn > 0 else []
             ids = ids + asked + reply
             forms += [CONTEXT] * len(asked) + [CONTEXT if turn in item.wasted else taught] * len(reply)
         if with_strategy:
             question = prompts.judgment(item.observations[-1], len(item.actions))
-            asked, reply = form.next_user(question, closed=True), form.reply(judgment_response(item.wasted))
+            asked, reply = self._next_user(question), self._reply(judgment_response(item.wasted))
             if len(ids) + len(asked) + len(reply) <= self._max_length:
                 ids = ids + asked + reply
                 forms += [CONTEXT] * len(asked) + [FORMS.index("judgment")] * len(reply)
