@@ -1,6 +1,9 @@
 """Build the nano model from texts: a small byte-level BPE tokenizer and a Qwen2 model of random weights.
 
-    texts -> tokenizer (256 bytes, 3 special tokens, 6 tags, merges) -> Qwen2 of NanoConfig -> Hugging Face folder
+    texts -> tokenizer (256 bytes, 5 special tokens, 6 tags, merges) -> Qwen2 of NanoConfig -> Hugging Face folder
+
+Turns are ChatML, but each header ("<|im_start|>user" and its newline) is one token: at a dozen tokens a turn, spelling
+headers out would be a fifth of all the work.
 
 The folder loads like any other model.  Deliberately absent: training (experiments/warmstart.py does that), a default
 system prompt, an architecture of our own.
@@ -21,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from hsg.config import NanoConfig
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+HEADERS = (f"{START}user\n", f"{START}assistant\n")
 TAGS = tuple(f"<{slash}{name}>" for name in ("strategy", "action", "judgment") for slash in ("", "/"))
 """One token each, yet ordinary text: the policy writes them, and decoding keeps them."""
 
@@ -40,19 +44,18 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> A
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(TAGS),
-        special_tokens=[PAD, START, END],
+        special_tokens=[PAD, START, END, *HEADERS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Tags are tokens already, so merges inside them would be wasted; role words stand in every turn of every row.
-    plain = [_OWN_TOKENS.sub(" ", text) for text in texts]
-    backend.train_from_iterator([*plain, *["user\nassistant\n"] * (10 * len(plain) + 100)], trainer)
+    # Tags are tokens already, so merges across or inside them would be wasted.
+    backend.train_from_iterator((piece for text in texts for piece in _OWN_TOKENS.split(text)), trainer)
     backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[START],
+        additional_special_tokens=[START, *HEADERS],
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )
