@@ -34,6 +34,7 @@ help: ## list the targets
 	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|toy   THREADS=2   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
+	@:
 
 # The stamp holds the folder it was made in: scripts and the editable install break when a clone is moved.
 $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 2>/dev/null)),,FORCE)
