@@ -1,11 +1,11 @@
 """ScienceWorld: 30 elementary-science tasks in a simulated house (Wang et al. 2022, arXiv 2203.07540).
 
-    task_set = environments.make("sciworld", tasks=["Find", "boil"], simplifications="easy")
+task_set = environments.make("sciworld", tasks=["Find", "boil"], simplifications="easy")
 
-    catalog.py    task names, groups, official splits
-    engine.py     JVMs and the pipe to them; Engine.java, engine.jar: their Java half
-    episode.py    Environment and TaskSet
-    expert.py     expert actions: packaged, cached or from the engine's gold path
+catalog.py    task names, groups, official splits
+engine.py     JVMs and the pipe to them; Engine.java, engine.jar: their Java half
+episode.py    Environment and TaskSet
+expert.py     expert actions: packaged, cached or from the engine's gold path
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from environments.sciworld import catalog
 from environments.sciworld.catalog import GROUPS, TASKS
 from environments.sciworld.engine import Pool
 from environments.sciworld.episode import SciWorldTaskSet
-from environments.sciworld.expert import ExpertStore
+from environments.sciworld.gold import ExpertStore
 
 __all__ = ["GROUPS", "TASKS", "make_task_set"]
 

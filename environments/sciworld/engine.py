@@ -34,6 +34,17 @@ from hsg.protocol import EnvironmentFault
 
 HERE = Path(__file__).parent
 ENGINE_JAR = HERE / "engine.jar"
+JVM_FLAGS = (
+    "-Xms64m",
+    "-Xss4m",
+    "-XX:+UseSerialGC",
+    "-XX:+ExitOnOutOfMemoryError",
+    # The engine keeps objects in hash sets, and electrical circuits and thermometers depend on their order: with
+    # hash codes from the object's address the same actions win one turn earlier or later. 2 = all hash codes equal,
+    # so the order is that of insertion, in every JVM and at every load.
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=2",
+)
 INSTALL_HINT = "pip install hsg[sciworld] or install a Java runtime (8 or newer)"
 
 
@@ -162,9 +173,6 @@ class Engine:
             self._kill("closed")
 
 
-JVM_FLAGS = ("-Xms64m", "-Xss4m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Xshare:auto")
-
-
 class Pool:
     """Engines started as episodes need them. `acquire` gives the least busy one, a new JVM in place of a dead one."""
 
@@ -225,12 +233,23 @@ def build(javac: str = "javac", jar_tool: str = "jar") -> None:
     """Compile Engine.java to engine.jar (Java 8 byte code)."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [javac, "--release", "8", "-Xlint:-options", "-cp", str(find_jar()), "-d", folder, str(HERE / "Engine.java")],
+            [
+                javac,
+                "--release",
+                "8",
+                "-Xlint:-options",
+                "-cp",
+                str(find_jar()),
+                "-d",
+                folder,
+                str(HERE / "Engine.java"),
+            ],
             check=True,
         )
         # --date makes the JAR reproducible.
         subprocess.run(
-            [jar_tool, "--create", "--file", str(ENGINE_JAR), "--date=2026-01-01T00:00:00Z", "-C", folder, "."], check=True
+            [jar_tool, "--create", "--file", str(ENGINE_JAR), "--date=2026-01-01T00:00:00Z", "-C", folder, "."],
+            check=True,
         )
 
 

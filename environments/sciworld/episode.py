@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from environments.sciworld import catalog
 from environments.sciworld.engine import Engine, Pool
-from environments.sciworld.expert import ExpertStore
-from hsg.protocol import Environment, EnvironmentFault, StepResult, Task, TaskSet
+from environments.sciworld.gold import ExpertStore
+from hsg.protocol import Environment, StepResult, Task, TaskSet
 
 LOAD_SECONDS = STEP_SECONDS = 120.0
 """Limits on one answer of an engine (measured: 0.05 s and 0.005 s); past them it counts as hung and is killed."""
@@ -107,10 +107,7 @@ class SciWorldTaskSet(TaskSet):
 
     def expert_actions(self, task: Task) -> list[str] | None:
         """Packaged, cached, or (0.3-55 s) the engine's gold path cut at the win; None where that does not win."""
-        try:
-            return self._experts.actions(*split_id(task.id))
-        except EnvironmentFault:
-            return None
+        return self._experts.actions(*split_id(task.id))
 
     @property
     def engine_pids(self) -> list[int]:
@@ -123,7 +120,7 @@ class SciWorldTaskSet(TaskSet):
 
 
 def split_id(task_id: str) -> tuple[str, int]:
-    """"find-animal/17" -> ("find-animal", 17); ValueError where it is no task of ScienceWorld."""
+    """ "find-animal/17" -> ("find-animal", 17); ValueError where it is no task of ScienceWorld."""
     kind, _, variation = task_id.rpartition("/")
     if kind not in catalog.TASKS or not variation.isdecimal():
         raise ValueError(f"task.id must look like 'find-animal/17', got {task_id!r}; take tasks from TaskSet.tasks()")
