@@ -11,12 +11,14 @@ Deliberately absent:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from environments.sciworld import catalog
+from environments.sciworld.demonstrations import House, make_demonstrations, supports
 from environments.sciworld.engine import Engine, Pool
 from environments.sciworld.gold import ExpertStore
-from hsg.protocol import Environment, StepResult, Task, TaskSet
+from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
 LOAD_SECONDS = STEP_SECONDS = 120.0
 """Limits on one answer of an engine (measured: 0.05 s and 0.005 s); past them it counts as hung and is killed."""
@@ -108,6 +110,24 @@ class SciWorldTaskSet(TaskSet):
     def expert_actions(self, task: Task) -> list[str] | None:
         """Packaged, cached, or (0.3-55 s) the engine's gold path cut at the win; None where that does not win."""
         return self._experts.actions(*split_id(task.id))
+
+    def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
+        """Strategies and play for the Find and Lifespan tasks under "easy" (they teleport); [] for all others."""
+        if not supports(task) or self._simplifications != "easy":
+            return []
+
+        def play(actions: Sequence[str]) -> tuple[str, float]:
+            episode = self.create(task, seed)
+            try:
+                text, score = episode.start(), 0.0
+                for action in actions:
+                    result = episode.step(action)
+                    text, score = result.observation, result.score
+                return text, score
+            finally:
+                episode.close()
+
+        return make_demonstrations(task, seed, House(play))
 
     @property
     def engine_pids(self) -> list[int]:
