@@ -105,7 +105,7 @@ class Conversation:
         if not prompt_ids:
             raise ValueError("prompt_ids must hold at least one token, got none")
         self.ids: list[int] = list(prompt_ids)
-        self._mask = [False] * len(self.ids)
+        self.sampled = [False] * len(self.ids)
         self._logprobs = [0.0] * len(self.ids)
         self._temperatures = [1.0] * len(self.ids)
         self.closed = True  # the last response ended with a stop token
@@ -131,7 +131,7 @@ class Conversation:
     ) -> None:
         assert len(ids) == len(logprobs) == len(temperatures), (len(ids), len(logprobs), len(temperatures))
         self.ids.extend(ids)
-        self._mask.extend([sampled] * len(ids))
+        self.sampled.extend([sampled] * len(ids))
         self._logprobs.extend(logprobs)
         self._temperatures.extend(temperatures)
 
@@ -140,7 +140,7 @@ class Conversation:
         stop = len(self.ids) if length is None else length
         return Tokens(
             input_ids=torch.tensor(self.ids[:stop], dtype=torch.long),
-            response_mask=torch.tensor(self._mask[1:stop], dtype=torch.bool),
+            response_mask=torch.tensor(self.sampled[1:stop], dtype=torch.bool),
             logprobs=torch.tensor(self._logprobs[1:stop], dtype=torch.float32),
             temperatures=torch.tensor(self._temperatures[1:stop], dtype=torch.float32),
         )

@@ -118,9 +118,8 @@ class RewardConfig:
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
     length_penalty: bool = False
     length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
-    turns: Literal["outcome", "dense"] = "outcome"
-    scale: float = 1.0
-    invalid_action_penalty: float = 0.0
+    scale: float = 1.0  # outcomes are multiplied by it before anything else
+    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
 
     def __post_init__(self) -> None:
         for name in ("format_penalty", "invalid_action_penalty"):
@@ -220,6 +219,11 @@ class EvaluationConfig:
     num_tasks: int | None = 64  # the first tasks of a fixed shuffle of the split; None: all
     temperature: float | None = None  # None: the training temperatures; 0: greedy
     batch_size: int = 64  # episodes in flight
+    initial: bool = False  # evaluate before the first iteration
+    final: bool = False  # ... and after the last
+    without_strategy: bool = False  # after the last also with the strategy blanked, and with strategies exchanged
+    control: bool = False  # warm-started runs: also the same wall time of further supervised training
+    test_split: str | None = None  # a split that is evaluated once, at the very end
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "evaluation.every", ">= 0", self.every)

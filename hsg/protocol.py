@@ -255,7 +255,7 @@ def _attempt(findings: list[str], what: str, check: Callable[..., Any], *args: A
     except _Fault as fault:
         findings.append(f"{what}: {fault}.")
     except Exception as error:  # a stranger's code: whatever it raises is a finding
-        findings.append(f"{what} must not raise, got {type(error).__name__}: {str(error)[:200]}.")
+        findings.append(f"{what} must not raise, got {type(error).__name__}: {' '.join(str(error).split())[:200]}.")
 
 
 def _check_tasks(task_set: TaskSet, findings: list[str]) -> list[Task]:

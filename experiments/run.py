@@ -1,0 +1,176 @@
+"""Train one policy: python experiments/run.py [--config FILE] [--set section.key=value]...
+
+    accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set log.tokens=true
+
+It composes: config -> task set -> policy (the nano model is warm-started first) -> trainer -> evaluations -> a table.
+Without --config it runs experiments/configs/quickstart.yaml.  Bad input is one line on stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
+CONFIGS = Path(__file__).resolve().parent / "configs"
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a language-model agent with strategies.",
+        epilog="example: accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set seed=1",
+    )
+    parser.add_argument("--config", default=CONFIGS / "quickstart.yaml", help="YAML with the differences from defaults")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
+    return parser.parse_args(arguments)
+
+
+def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
+    """The whole run. Returns its folder (on the main process)."""
+    import torch
+
+    import environments
+    from hsg.configfile import load_config
+    from hsg.distributed import Distributed
+    from hsg.tracking import RunFolder
+    from hsg.trainer import Trainer
+
+    config = load_config(config_path, overrides)
+    task_set = environments.make(config.environment.name, **config.environment.options)
+    distributed = trainer = folder = None
+    try:
+        distributed = Distributed()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // distributed.world_size))
+        name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = distributed.from_main(name)
+        check_before_work(config, task_set, name)
+        model_path = prepare_model(config, task_set, distributed)
+        if distributed.is_main:
+            folder = RunFolder(config, name)
+        trainer = Trainer(config, task_set, model_path, distributed, folder)
+        records = []
+        if config.evaluation.initial:
+            records.append(trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training"))
+        began = time.monotonic()
+        iterations = trainer.train()
+        seconds = time.monotonic() - began
+        records += final_evaluations(config, task_set, trainer, iterations, model_path, seconds)
+        if folder is not None:
+            print_table(records, folder.path)
+            return folder.path
+        return None
+    finally:
+        if trainer is not None:
+            trainer.close()
+        if folder is not None:
+            folder.close()
+        task_set.close()
+        if distributed is not None:
+            distributed.close()
+
+
+def check_before_work(config: Any, task_set: Any, name: str) -> None:
+    """Whatever can be refused is refused before the warm start spends its minutes."""
+    from hsg.evaluation import evaluation_tasks
+    from hsg.models import resolve_model
+    from hsg.prompts import Prompts
+
+    Prompts.make(config.prompts.style, config.prompts.templates)
+    for split in (config.environment.train_split, config.evaluation.split, config.evaluation.test_split):
+        if split is not None:
+            evaluation_tasks(config, task_set, split)
+    if config.model.path != "nano":
+        resolve_model(config.model.path)
+    if config.strategy.per == "episode":
+        resolve_model(config.model.encoder, key="model.encoder")
+    if (Path(config.run.dir) / name).exists():
+        raise ValueError(
+            f"run.name must be new in {config.run.dir}, got {name!r}, which exists; choose another name or delete it"
+        )
+
+
+def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
+    """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
+    from experiments.warmstart import warm_start
+
+    if config.model.path != "nano":
+        return config.model.path
+    made = str(warm_start(config, task_set)) if distributed.is_main else None
+    return str(distributed.from_main(made))
+
+
+def final_evaluations(
+    config: Any, task_set: Any, trainer: Any, iterations: int, model_path: str, seconds: float
+) -> list[dict[str, Any]]:
+    """What the config asks to be measured after the last iteration."""
+    from experiments.warmstart import continue_training
+    from hsg.evaluation import evaluate, evaluation_tasks
+    from hsg.trainer import make_policy
+
+    records = []
+    if config.evaluation.final:
+        records.append(trainer.evaluate(iterations, "after training"))
+    if config.evaluation.without_strategy and config.strategy.per == "episode":
+        records.append(trainer.evaluate(iterations, "strategy blanked", strategies="blank"))
+        records.append(trainer.evaluate(iterations, "strategies exchanged", strategies="shuffled"))
+    if config.evaluation.test_split is not None:
+        tasks = evaluation_tasks(config, task_set, config.evaluation.test_split)
+        records.append(trainer.evaluate(iterations, "test split", tasks=tasks))
+    if config.evaluation.control and config.model.path == "nano":
+        distributed = trainer.distributed
+        made = str(continue_training(config, task_set, Path(model_path), seconds)) if distributed.is_main else None
+        policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
+        tasks = trainer.evaluation_tasks
+        record = evaluate(
+            config, policy, task_set, tasks, distributed, label="supervised control", iteration=iterations
+        )
+        if trainer.run is not None:
+            trainer.run.evaluation(record)
+        records.append(record)
+    return records
+
+
+def print_table(records: list[dict[str, Any]], folder: Path) -> None:
+    """The run folder, and one line per evaluation."""
+    print(f"\nrun folder: {folder}")
+    if records:
+        print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
+    for r in records:
+        if "score" not in r:
+            print(f"{r['label']:<22}{r['split']:<8} every episode failed")
+            continue
+        print(
+            f"{r['label']:<22}{r['split']:<8}{r['score']:>8.3f}{r['success']:>9.3f}{r['turns']:>7.1f}{r['num_tasks']:>7}"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 done, 2 bad input, 1 the run itself failed, 130 interrupted."""
+    given = parse_arguments(arguments)
+    try:
+        run(given.config, given.set)
+    except ValueError as error:
+        return _say(error, 2)
+    except RuntimeError as error:
+        return _say(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _say(error: Exception, status: int) -> int:
+    """One line, from the main process only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    if os.environ.get("HSG_TRACEBACK"):  # for developers
+        raise error
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

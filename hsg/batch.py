@@ -1,0 +1,134 @@
+"""From records and their advantages to rows, and from rows to padded batches: the only place that pads or shifts.
+
+    trajectory  prompt | response | observation | response        one row in conversation context, one per turn in window
+    advantages         |  A A A   |             |  A' A'          every sampled token of a turn carries the turn's advantage
+    strategy    prompt | response                                 a row of its own, with the strategy's advantage
+
+Flattening is row-major over (P, N, M); a strategy's row goes with its first rollout.  Deliberately absent: padding ids with
+a meaning (masks are built by length, so pad == eos is harmless), sorting by reward, dropping long rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hsg.credit import Credit
+from hsg.types import ACTION, STRATEGY, Batch, Strategy, Tokens, Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One training row. `trajectory` is the flat index of the trajectory it goes with into a mini-batch."""
+
+    tokens: Tokens
+    advantages: Tensor  # (T-1,) float32, 0.0 where the mask is False
+    level: int
+    trajectory: int
+    ref_logprobs: Tensor | None = None  # (T-1,) float32
+
+    def __len__(self) -> int:
+        return len(self.tokens.input_ids)
+
+
+def build_rows(
+    strategies: Sequence[Sequence[Strategy]] | None,
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+    credit: Credit,
+) -> list[Row]:
+    """The rows of one iteration. What is invalid has none: no token of it is trained."""
+    rows: list[Row] = []
+    flat = 0
+    for p, groups in enumerate(trajectories):
+        for n, group in enumerate(groups):
+            if strategies is not None:
+                assert credit.strategy_returns is not None and credit.strategy_advantages is not None
+                if not credit.strategy_returns[p, n].isnan():
+                    tokens = strategies[p][n].tokens
+                    rows.append(Row(tokens, strategy_token_advantages(tokens, credit, p, n), STRATEGY, flat))
+            for m, trajectory in enumerate(group):
+                if credit.valid[p, n, m]:
+                    advantages = turn_token_advantages(trajectory, credit.turn_advantages[p, n, m])
+                    rows.extend(
+                        Row(tokens, a, ACTION, flat) for tokens, a in zip(trajectory.rows, advantages, strict=True)
+                    )
+                flat += 1
+    return rows
+
+
+def strategy_token_advantages(tokens: Tokens, credit: Credit, p: int, n: int) -> Tensor:
+    """(T-1,) float32: the strategy's advantage on each of its sampled tokens."""
+    assert credit.strategy_advantages is not None
+    return tokens.response_mask * credit.strategy_advantages[p, n].float()
+
+
+def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Tensor]:
+    """One (T-1,) float32 tensor per row of the trajectory; `advantages` (K,) of its turns."""
+    spread = [torch.zeros(len(row.response_mask)) for row in trajectory.rows]
+    for turn, advantage in zip(trajectory.turns, advantages.tolist(), strict=False):
+        spread[turn.row][turn.start : turn.stop] = advantage
+    return spread
+
+
+def minibatches(
+    rows: Sequence[Row], num_parts: int, generator: torch.Generator, *, by_row: bool = False
+) -> list[list[Row]]:
+    """Shuffle into `num_parts` parts of nearly equal size, whole trajectories together (`by_row`: single turns).
+
+    A strategy's row goes with the first rollout under it.
+    """
+    if num_parts == 1:
+        return [list(rows)]
+    key: list[int] = []
+    for i, row in enumerate(rows):
+        # A strategy stands right before its first rollout, so that by row it is glued to the row that follows it.
+        glued = by_row and i > 0 and rows[i - 1].level == STRATEGY and rows[i - 1].trajectory == row.trajectory
+        key.append((key[-1] if glued else i) if by_row else row.trajectory)
+    units = list(dict.fromkeys(key))
+    order = torch.randperm(len(units), generator=generator).tolist()
+    part_of = {units[u]: place * num_parts // len(units) for place, u in enumerate(order)}
+    parts: list[list[Row]] = [[] for _ in range(num_parts)]
+    for unit, row in zip(key, rows, strict=True):
+        parts[part_of[unit]].append(row)
+    return parts
+
+
+def microbatches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """Rows of similar length together, at most `max_tokens` padded tokens each (a longer row stands alone)."""
+    part: list[Row] = []
+    for row in sorted(rows, key=len, reverse=True):
+        if part and len(part[0]) * (len(part) + 1) > max_tokens:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
+    """Right-pad rows into one Batch. What stands at padding is masked by position; `pad_id` only has to exist."""
+    width = max(len(row) for row in rows)
+    lengths = torch.tensor([len(row) for row in rows])
+
+    def stack(values: Sequence[Tensor], size: int, fill: float) -> Tensor:
+        out = values[0].new_full((len(values), size), fill)
+        for i, value in enumerate(values):
+            out[i, : len(value)] = value
+        return out
+
+    reference = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
+    assert len(reference) in (0, len(rows)), "either every row has reference log-probs or none has"
+    mask = stack([row.tokens.response_mask for row in rows], width - 1, 0)
+    return Batch(
+        input_ids=stack([row.tokens.input_ids for row in rows], width, pad_id),
+        attention_mask=(torch.arange(width)[None, :] < lengths[:, None]).long(),
+        response_mask=mask,
+        old_logprobs=stack([row.tokens.logprobs for row in rows], width - 1, 0.0),
+        advantages=stack([row.advantages for row in rows], width - 1, 0.0),
+        temperatures=stack([row.tokens.temperatures for row in rows], width - 1, 1.0),
+        levels=torch.tensor([row.level for row in rows])[:, None].expand(mask.shape),
+        ref_logprobs=stack(reference, width - 1, 0.0) if reference else None,
+    )

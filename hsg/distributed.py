@@ -1,0 +1,81 @@
+"""The one seam to Accelerate: who I am, where I compute, and how sums, gradients and records meet.
+
+Every rank plays and trains the tasks it owns.  Gradients are sums over tokens divided by global denominators, so they are
+added over ranks (never averaged), and metrics travel as sums and counts.
+
+Deliberately absent: a wrapper around the model on one or several plain processes (ranks may run different numbers of
+micro-batches, so gradients meet once per optimizer step, here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Distributed:
+    """One process among `world_size`; everything works alone too."""
+
+    def __init__(self) -> None:
+        self.accelerator = Accelerator()
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
+        self.is_main: bool = self.accelerator.is_main_process
+        self.device: torch.device = self.accelerator.device
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """The contiguous part of a list that is this rank's; parts differ by at most one item."""
+        begin, end = (round(i * len(items) / self.world_size) for i in (self.rank, self.rank + 1))
+        return list(items[begin:end])
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sum of a tensor over ranks, the same on each."""
+        if self.world_size > 1:
+            value = value.to(self.device)
+            torch.distributed.all_reduce(value)
+        return value
+
+    def max(self, value: float) -> float:
+        """Largest of one number per rank."""
+        if self.world_size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        return tensor.item()
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Add every parameter's gradient over ranks; a rank without one contributes zeros."""
+        if self.world_size == 1:
+            return
+        for parameter in parameters:
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                torch.distributed.all_reduce(parameter.grad)
+
+    def gather(self, items: Sequence[T]) -> list[T]:
+        """Lists of all ranks joined in rank order, on every rank."""
+        return gather_object(list(items)) if self.world_size > 1 else list(items)
+
+    def from_main(self, value: T) -> T:
+        """The main rank's value, on every rank."""
+        if self.world_size == 1:
+            return value
+        held: list[Any] = [value]
+        broadcast_object_list(held)
+        return held[0]
+
+    def barrier(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self.accelerator.end_training()

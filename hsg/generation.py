@@ -1,0 +1,385 @@
+"""Sampling with HuggingFace `generate`, many rows at once, over a cache that lives as long as the episodes do.
+
+A `Decoder` holds rows that grow turn by turn.  Each token is forwarded once:
+
+    slot 0   [prompt .. | response | observation | response |        ]     cache slot == token position, so rows
+    slot 1   [prompt ..    | response | observation | ...            ]     are ragged without padding inside, and a
+    slot 2   [prompt .. | response |                                 ]     key is visible iff its slot <= the query's
+
+Rows that still sample stand in the first slots; one that stops is swapped behind them, so that a decoding step forwards
+live rows only, on a view and not on a copy.
+
+Sampling is from the full softmax at each row's own temperature by inverting the distribution function with one uniform
+number per token, drawn from the row's own generator: what a row samples does not depend on which rows share its batch.
+
+Deliberately absent: top-k and top-p (they would make the ratio of training and sampling log-probs wrong), beam search,
+padding ids (rows are known by position), any decoding of what was sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from hsg.models import autocast
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from anything printable; equal parts give equal seeds on every machine and rank."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def make_generator(*parts: object) -> torch.Generator:
+    """A random generator of its own for one trajectory, candidate or judgment."""
+    return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One sampled response: ids with the log-prob (nats) and temperature of each; `closed`: it ended on a stop id."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    temperatures: tuple[float, ...]
+    closed: bool
+
+
+def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row from softmax(logits / temperature), and its log-prob there.
+
+    logits (B, V); temperatures (B,), 0 = greedy, whose log-prob is recorded at temperature 1; uniforms (B,) in [0, 1).
+    Returns ids (B,) and logprobs (B,), in float32 (float64 for float64 logits).
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    greedy = temperatures == 0
+    scale = torch.where(greedy, 1.0, temperatures).to(logits.dtype)
+    logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)  # (B, V)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    threshold = uniforms[:, None].double() * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)  # right: a token of mass 0 is never met
+    ids = torch.where(greedy, logits.argmax(-1), ids.clamp(max=logits.shape[-1] - 1))
+    return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
+
+
+class _RowLayer(CacheLayerMixin):
+    """Keys and values of one layer, (slots, heads, capacity, D); written where the owner's `positions` say."""
+
+    is_sliding = False
+
+    def __init__(self, owner: RowCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        slots, capacity = self.owner.num_slots, self.owner.capacity
+        self.keys = key_states.new_zeros(slots, key_states.shape[1], capacity, key_states.shape[3])
+        self.values = value_states.new_zeros(slots, value_states.shape[1], capacity, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        owner = self.owner
+        where = (owner.slots[:, None], slice(None), owner.positions)
+        self.keys[where] = key_states.transpose(1, 2)
+        self.values[where] = value_states.transpose(1, 2)
+        if owner.leading:  # the first slots: a view, no copy
+            count = len(owner.slots)
+            return self.keys[:count, :, : owner.length], self.values[:count, :, : owner.length]
+        return self.keys[owner.slots, :, : owner.length], self.values[owner.slots, :, : owner.length]
+
+    def grow(self, capacity: int) -> None:
+        if self.is_initialized:
+            extra = capacity - self.keys.shape[2]
+            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
+            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.length, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):
+    """An attention cache whose slot is the token's position, with rows that can be copied and swapped."""
+
+    def __init__(self, num_slots: int, num_layers: int, capacity: int, device: torch.device) -> None:
+        self.num_slots, self.capacity, self.device = num_slots, capacity, device
+        self.slots = torch.empty(0, dtype=torch.long)
+        self.positions = torch.empty(0, 0, dtype=torch.long)
+        self.length, self.leading = 0, False
+        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+
+    def aim(self, slots: Sequence[int], positions: Tensor) -> Tensor:
+        """Say which slots and positions (n, q) the next forward writes. Returns its mask (n, 1, q, length), True = seen."""
+        self.slots = torch.tensor(slots, device=self.device)
+        self.positions = positions
+        self.leading = list(slots) == list(range(len(slots)))
+        self.length = int(positions.max()) + 1
+        if self.length > self.capacity:
+            self.capacity = max(self.length, self.capacity + self.capacity // 2)
+            for layer in self.layers:
+                layer.grow(self.capacity)
+        keys = torch.arange(self.length, device=self.device)
+        return keys[None, None, None, :] <= positions[:, None, :, None]
+
+    def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of some slots to others."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[target, :, :length] = layer.keys[source, :, :length]
+                layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` positions of two slots."""
+        self.copy([a, b], [b, a], length)
+
+
+@dataclass
+class Cost:
+    """Token positions that were really forwarded, padding included."""
+
+    positions: int = 0
+    sampled: int = 0
+    unique: int = 0  # positions a forward without any waste would need
+
+
+class Decoder:
+    """Rows that are extended by given ids and by sampled ones, in one batch, over one cache.
+
+    model      a causal LM of transformers; `stop_ids` end a response
+    prompts    ids of each row; rows with equal prompts are forwarded once
+    shared     a label per row: rows with the same label also share their longest common prefix (a task's strategies)
+    use_cache  False: the slow twin, which forwards every row from its start for every token
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stop_ids: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        *,
+        shared: Sequence[object] | None = None,
+        use_cache: bool = True,
+        cost: Cost | None = None,
+    ) -> None:
+        assert len(prompts) > 0 and all(len(p) > 0 for p in prompts), "a row needs at least one prompt token"
+        self.model, self.stop_ids, self.use_cache = model, frozenset(stop_ids), use_cache
+        self.device = model.device
+        self.rows: list[list[int]] = [list(p) for p in prompts]
+        self.cost = cost if cost is not None else Cost()
+        # Nothing of the model folder's own sampling settings is taken over.
+        self._settings = GenerationConfig(
+            do_sample=True, top_k=0, top_p=1.0, temperature=1.0, use_cache=False, max_new_tokens=1
+        )
+        self._in_cache = [0] * len(prompts)  # leading ids of each row whose keys are in the cache
+        self._slot = list(range(len(prompts)))  # row -> slot
+        self._row = list(range(len(prompts)))  # slot -> row
+        if use_cache:
+            capacity = max(map(len, self.rows)) + 64
+            self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device)
+            with torch.no_grad(), autocast(model):
+                self._prefill(list(shared) if shared is not None else list(range(len(prompts))))
+
+    def append(self, row: int, ids: Sequence[int]) -> None:
+        """Context for one row; it is forwarded together with the next response."""
+        self.rows[row].extend(ids)
+        self.cost.unique += len(ids)
+
+    def sample(
+        self,
+        rows: Sequence[int],
+        *,
+        temperatures: Sequence[float],
+        generators: Sequence[torch.Generator],
+        max_new_tokens: Sequence[int],
+    ) -> list[Sampled]:
+        """One response for each of some rows, appended to them. All arguments have one entry per row sampled."""
+        if not rows:
+            return []
+        # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
+        # given are only a place to start from, since every row keeps its own.
+        start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
+        with torch.no_grad(), autocast(self.model):
+            return self.model.generate(
+                start,
+                attention_mask=torch.ones_like(start),
+                generation_config=self._settings,
+                custom_generate=_decode,
+                decoder=self,
+                rows=list(rows),
+                temperatures=list(temperatures),
+                generators=list(generators),
+                limits=list(max_new_tokens),
+            )
+
+    def _prefill(self, labels: list[object]) -> None:
+        """Forward the prompts but for their last token: what rows share once, then copied to each of them."""
+        stem: dict[object, list[int]] = {}  # label -> rows
+        for row, label in enumerate(labels):
+            stem.setdefault(label, []).append(row)
+        # First the longest common prefix of each label's rows, then what is left of each distinct prompt.
+        for level in ("label", "prompt"):
+            leaders, lengths, followers = [], [], []
+            for members in stem.values():
+                groups: list[tuple[list[int], int]]
+                if level == "label":
+                    first, last = min(self.rows[r] for r in members), max(self.rows[r] for r in members)
+                    common = next(
+                        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+                        min(len(first), len(last)),
+                    )
+                    groups = [(members, min(common, len(first) - 1, len(last) - 1))]
+                else:
+                    same: dict[tuple[int, ...], list[int]] = {}
+                    for row in members:
+                        same.setdefault(tuple(self.rows[row]), []).append(row)
+                    groups = [(rows, len(prompt) - 1) for prompt, rows in same.items()]
+                for rows, length in groups:
+                    leaders.append(rows[0])
+                    lengths.append(length)
+                    followers.append(rows[1:])
+            self.cost.unique += sum(n - self._in_cache[row] for row, n in zip(leaders, lengths, strict=True))
+            self._feed(leaders, lengths)
+            for leader, length, rest in zip(leaders, lengths, followers, strict=True):
+                if rest and length:
+                    self.cache.copy([self._slot[leader]] * len(rest), [self._slot[r] for r in rest], length)
+                for row in rest:
+                    self._in_cache[row] = length
+        # The last prompt token is forwarded by every row, since its logits are where each one starts to sample.
+        self.cost.unique += sum(len(rows) for rows in stem.values())
+
+    def _feed(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Forward ids [in cache, length) of each row; nothing is returned, the cache has them."""
+        for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
+            self._forward([rows[i] for i in part], [lengths[i] for i in part])
+
+    def _forward(self, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Hidden-to-logits of the last fed token of each row, (n, V). Right padding lands behind and is overwritten."""
+        width = max(n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True))
+        ids, positions, last = [], [], []
+        for row, length in zip(rows, lengths, strict=True):
+            begin = self._in_cache[row]
+            fed = self.rows[row][begin:length]
+            last.append(len(fed) - 1)
+            ids.append(fed + [fed[-1]] * (width - len(fed)))
+            positions.append(range(begin, begin + width))
+            self._in_cache[row] = length
+        where = torch.tensor([list(p) for p in positions], device=self.device)
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and int(where.max()) >= limit:
+            where = where.clamp(max=limit - 1)  # padding only: real tokens are within the context
+        mask = self.cache.aim([self._slot[r] for r in rows], where)
+        self.cost.positions += len(rows) * width
+        return self._logits(torch.tensor(ids, device=self.device), where, last, attention_mask=mask, cache=self.cache)
+
+    def _forward_whole(self, rows: Sequence[int]) -> Tensor:
+        """The slow twin: each row from its start, right-padded, no cache."""
+        width = max(len(self.rows[r]) for r in rows)
+        ids = torch.tensor([self.rows[r] + [self.rows[r][-1]] * (width - len(self.rows[r])) for r in rows])
+        where = torch.arange(width, device=self.device).expand(len(rows), -1)
+        mask = where[:, None, None, :] <= where[:, None, :, None]
+        self.cost.positions += ids.numel()
+        last = [len(self.rows[r]) - 1 for r in rows]
+        return self._logits(ids.to(self.device), where, last, attention_mask=mask, cache=None)
+
+    def _logits(
+        self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
+    ) -> Tensor:
+        keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
+        out = self.model(
+            input_ids=ids,
+            attention_mask=attention_mask,
+            position_ids=positions,
+            cache=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+        )
+        column = torch.searchsorted(keep, torch.tensor(last, device=self.device))
+        return out.logits[torch.arange(len(last), device=self.device), column]
+
+    def _lead(self, rows: Sequence[int]) -> None:
+        """Bring these rows into the first slots."""
+        wanted = set(rows)
+        outside = iter([slot for row in rows if (slot := self._slot[row]) >= len(rows)])
+        for slot in range(len(rows)):
+            if self._row[slot] not in wanted:
+                self._swap(slot, next(outside))
+
+    def _swap(self, a: int, b: int) -> None:
+        one, other = self._row[a], self._row[b]
+        self.cache.swap(a, b, max(self._in_cache[one], self._in_cache[other]))
+        self._row[a], self._row[b] = other, one
+        self._slot[one], self._slot[other] = b, a
+
+
+def _similar(rows: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
+    """Parts of the rows (as indices) with similar widths, so that padding stays small. Rows of width 0 are left out."""
+    order = sorted((i for i in range(len(rows)) if widths[i] > 0), key=lambda i: widths[i])
+    parts: list[list[int]] = []
+    padding = 0
+    for i in order:
+        # A forward call has a price of its own, about as much as forwarding 64 positions of a small model.
+        if parts and padding + (grown := (widths[i] - widths[parts[-1][-1]]) * len(parts[-1])) <= 64:
+            padding += grown
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            padding = 0
+    return parts
+
+
+def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int], temperatures: list[float],
+            generators: list[torch.Generator], limits: list[int], **unused: Any) -> list[Sampled]:  # fmt: skip
+    """The decoding loop handed to `generate`: one token per live row and step."""
+    count = len(rows)
+    # One uniform per token a row may sample, from its own generator: the rest of the batch cannot matter.
+    uniforms = [torch.rand(limits[i], generator=generators[i], dtype=torch.float64) for i in range(count)]
+    ids: list[list[int]] = [[] for _ in rows]
+    logprobs: list[list[float]] = [[] for _ in rows]
+    closed = [False] * count
+    live = [i for i in range(count) if limits[i] > 0]
+    if decoder.use_cache and live:
+        decoder._lead([rows[i] for i in live])
+        lengths = [len(decoder.rows[rows[i]]) for i in live]
+        # All but the last new token go in parts of similar width; the last one is the first decoding step.
+        decoder._feed([rows[i] for i in live], [n - 1 for n in lengths])
+    while live:
+        if decoder.use_cache:
+            live.sort(key=lambda i: decoder._slot[rows[i]])
+            sampled = [rows[i] for i in live]
+            logits = decoder._forward(sampled, [len(decoder.rows[r]) for r in sampled])
+        else:
+            logits = decoder._forward_whole([rows[i] for i in live])
+        heat = torch.tensor([temperatures[i] for i in live], device=logits.device)
+        chance = torch.stack([uniforms[i][len(ids[i])] for i in live]).to(logits.device)
+        picked, scored = sample_tokens(logits, heat, chance)
+        going = []
+        for i, token, logprob in zip(live, picked.tolist(), scored.tolist(), strict=True):
+            ids[i].append(token)
+            logprobs[i].append(logprob)
+            decoder.rows[rows[i]].append(token)
+            closed[i] = token in decoder.stop_ids
+            if not closed[i] and len(ids[i]) < limits[i]:
+                going.append(i)
+        decoder.cost.sampled += len(live)
+        decoder.cost.unique += len(live)
+        if decoder.use_cache and len(going) < len(live):
+            decoder._lead([rows[i] for i in going])
+        live = going
+    return [
+        Sampled(tuple(ids[i]), tuple(logprobs[i]), (temperatures[i] or 1.0,) * len(ids[i]), closed[i])
+        for i in range(count)
+    ]

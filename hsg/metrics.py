@@ -1,0 +1,94 @@
+"""Numbers of one iteration as sums and counts, so that ranks can be added before anything is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hsg.credit import Credit
+from hsg.protocol import StopReason
+from hsg.types import Candidates, Judgment, Trajectory
+
+Sums = dict[str, tuple[float, float]]
+"""Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined."""
+
+
+def merge(parts: Iterable[Sums]) -> Sums:
+    """Add the sums and counts of several ranks."""
+    merged: Sums = {}
+    for part in parts:
+        for name, (total, count) in part.items():
+            seen = merged.get(name, (0.0, 0.0))
+            merged[name] = (seen[0] + total, seen[1] + count)
+    return merged
+
+
+def finish(sums: Sums) -> dict[str, float]:
+    """Plain numbers; what was never counted is left out."""
+    return {name: total / count for name, (total, count) in sums.items() if count > 0}
+
+
+def mean(values: Iterable[float]) -> tuple[float, float]:
+    """(sum, count) of some values."""
+    held = [float(v) for v in values]
+    return sum(held), float(len(held))
+
+
+def rollout_metrics(
+    candidates: Sequence[Candidates] | None,
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+    judgments: Sequence[Sequence[Sequence[Judgment]]],
+    credit: Credit,
+) -> Sums:
+    """What the episodes, strategies and judgments of one rank came to."""
+    flat = [t for task in trajectories for group in task for t in group]
+    asked = [j for task in judgments for group in task for j in group if j.text is not None or j.skipped]
+    read = [j for j in asked if not j.skipped]
+    counted = [t for t in flat if t.valid]
+    turns = [turn for t in flat for turn in t.turns]
+    sums: Sums = {
+        "reward/outcome": mean(t.outcome or 0.0 for t in counted),
+        "reward/score": mean(t.score for t in counted),
+        "reward/success": mean(t.success for t in counted),
+        "rollout/turns": mean(len(t.turns) for t in counted),
+        "rollout/response_tokens": mean(turn.num_tokens for turn in turns),
+        "rollout/parse_error_rate": mean(not turn.parsed for turn in turns),
+        "rollout/invalid_action_rate": mean(not turn.valid for turn in turns if turn.parsed),
+        "rollout/truncated_rate": mean(turn.truncated for turn in turns),
+        "judge/parse_error_rate": mean(not j.parsed for j in read),
+        "judge/skipped_rate": mean(j.skipped for j in asked),
+        "judge/flagged_share": (
+            float(sum(len(j.flagged) for j in read)),
+            float(sum(len(t.turns) for t, j in _pairs(trajectories, judgments) if j.text is not None)),
+        ),
+    }
+    for reason in StopReason:
+        sums[f"stop/{reason.value}"] = mean(t.stop_reason is reason for t in flat)
+    if candidates is not None:
+        every = [s for c in candidates for s in c.strategies]
+        kept = [s for c in candidates for s in c.kept]
+        sums |= {
+            "strategy/parse_error_rate": mean(not s.parsed for s in kept),
+            "strategy/candidate_parse_error_rate": mean(not s.parsed for s in every),
+            "strategy/truncated_rate": mean(s.truncated for s in every),
+            "strategy/response_tokens": mean(s.num_tokens for s in every),
+            "strategy/distance_candidates": mean(c.distance_before for c in candidates),
+            "strategy/distance_selected": mean(c.distance_after for c in candidates),
+        }
+    # Shares of groups are means over this rank's groups; ranks weigh by how many they have.
+    num_groups = len(trajectories) * len(trajectories[0]) if trajectories else 0
+    for name, value in credit.metrics.items():
+        groups = len(trajectories) if name.startswith("advantage/strategy_") else num_groups
+        whole = name == "advantage/penalty_only_groups"
+        sums[name] = (value, 1.0) if whole else (value * groups, float(groups))
+    return sums
+
+
+def _pairs(
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]], judgments: Sequence[Sequence[Sequence[Judgment]]]
+) -> list[tuple[Trajectory, Judgment]]:
+    return [
+        (t, j)
+        for tasks, said in zip(trajectories, judgments, strict=True)
+        for group, answers in zip(tasks, said, strict=True)
+        for t, j in zip(group, answers, strict=True)
+    ]

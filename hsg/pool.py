@@ -1,0 +1,93 @@
+"""Threads for strangers: environment calls run here, in parallel, each with a time limit.
+
+An environment may block, hang or raise.  Threads are daemons, so that one that hangs cannot keep the process alive, and
+a worker whose call is over its limit is given up and replaced.  The call's own exception becomes the result.
+
+Deliberately absent: process pools (an environment that needs one brings its own), retries, cancellation (Python cannot
+stop a thread; the abandoned call's result is dropped).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class CallTimeout(Exception):
+    """The call did not return within its limit."""
+
+
+class Call:
+    """One call under way. `result(limit)` waits until `limit` seconds after it began to run."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function, self.arguments = function, arguments
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.finished = threading.Event()
+        self.begun = threading.Event()
+        self.begin_time = 0.0
+        self.worker: threading.Thread | None = None
+
+    def run(self) -> None:
+        self.begin_time = time.monotonic()
+        self.begun.set()
+        try:
+            self.value = self.function(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        self.finished.set()
+
+
+class Pool:
+    """`num_workers` daemon threads that run calls in the order they come."""
+
+    def __init__(self, num_workers: int, limit_seconds: float) -> None:
+        self.limit_seconds = limit_seconds
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._abandoned: set[threading.Thread] = set()
+        self._num_workers = num_workers
+        self.waited_seconds = 0.0  # time the caller spent waiting for results
+        for _ in range(num_workers):
+            self._hire()
+
+    def _hire(self) -> None:
+        threading.Thread(target=self._work, daemon=True, name="environment").start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while (call := self._calls.get()) is not None:
+            call.worker = me
+            call.run()
+            if me in self._abandoned:  # its replacement is at work already
+                return
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Call:
+        """Start a call as soon as a worker is free."""
+        call = Call(function, arguments)
+        self._calls.put(call)
+        return call
+
+    def result(self, call: Call) -> Any:
+        """The call's value. Raises what it raised, or CallTimeout."""
+        started = time.monotonic()
+        try:
+            call.begun.wait()
+            left = call.begin_time + self.limit_seconds - time.monotonic()
+            if not call.finished.wait(max(0.0, left)):
+                self._abandoned.add(call.worker)  # type: ignore[arg-type]
+                self._hire()
+                raise CallTimeout(f"no answer within {self.limit_seconds:g} seconds")
+        finally:
+            self.waited_seconds += time.monotonic() - started
+        if call.error is not None:
+            raise call.error
+        return call.value
+
+    def close(self) -> None:
+        """Let the workers go. Calls that still hang die with the process."""
+        for _ in range(self._num_workers):
+            self._calls.put(None)

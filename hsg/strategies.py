@@ -1,0 +1,92 @@
+"""Diverse strategy rollout (StraTA 2605.06642): draw C candidates per task, keep the N that lie farthest apart.
+
+    first observations (P)  ->  candidates (P, C), one batched call  ->  embeddings (P, C, D)  ->  kept (P, N)
+
+A candidate whose tags do not parse is kept only when fewer than N of its task's candidates parse; then its whole response
+is the strategy, and it pays the format penalty.  Candidates that are not kept never enter the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from hsg.chat import Conversation
+from hsg.config import Config
+from hsg.generation import Cost, Decoder, derive_seed, make_generator
+from hsg.prompts import Prompts, parse_strategy
+from hsg.rollout import Policy
+from hsg.selector import farthest_point_indices, mean_pairwise_distance
+from hsg.types import Candidates, Strategy
+
+Embed = Callable[[Sequence[str]], Tensor]  # texts -> (n, D)
+
+
+def propose(
+    config: Config,
+    policy: Policy,
+    prompts: Prompts,
+    observations: Sequence[str],
+    keys: Sequence[tuple[object, ...]],
+    *,
+    num_candidates: int,
+    temperature: float,
+    cost: Cost,
+) -> list[list[Strategy]]:
+    """`num_candidates` strategies for each first observation, each sampled with a generator of its own."""
+    asked = [policy.chat.prompt(prompts.strategy(text)) for text in observations]
+    rooms = [min(config.strategy.max_tokens, policy.context_limit - len(ids)) for ids in asked]
+    if min(rooms) < 1:
+        raise ValueError(
+            f"the strategy prompt must leave room in the context of {policy.context_limit} tokens, "
+            f"got one of {max(map(len, asked))} tokens; use a model with a longer context"
+        )
+    repeated = [(i, c) for i in range(len(asked)) for c in range(num_candidates)]
+    decoder = Decoder(
+        policy.model,
+        policy.chat.stop_ids,
+        [asked[i] for i, _ in repeated],
+        shared=[i for i, _ in repeated],
+        use_cache=config.rollout.cache,
+        cost=cost,
+    )
+    responses = decoder.sample(
+        list(range(len(repeated))),
+        temperatures=[temperature] * len(repeated),
+        generators=[make_generator(*keys[i], "strategy", c) for i, c in repeated],
+        max_new_tokens=[rooms[i] for i, _ in repeated],
+    )
+    strategies: list[list[Strategy]] = [[] for _ in asked]
+    for (i, _), response in zip(repeated, responses, strict=True):
+        row = Conversation(asked[i])
+        row.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
+        text = policy.chat.decode(response.ids)
+        parsed = parse_strategy(text)
+        strategies[i].append(
+            Strategy(
+                text if parsed is None else parsed, parsed is not None, not response.closed, row.tokens(), rooms[i]
+            )
+        )
+    return strategies
+
+
+def select(config: Config, strategies: Sequence[Strategy], embed: Embed, key: tuple[object, ...]) -> Candidates:
+    """Keep N of one task's candidates by farthest point over those that parse, in selection order."""
+    wanted = config.num_strategies
+    vectors = embed([s.text for s in strategies])  # (C, D)
+    parsed = [i for i, s in enumerate(strategies) if s.parsed]
+    unparsed = [i for i, s in enumerate(strategies) if not s.parsed]
+    seed = derive_seed(*key, "selector")
+    selected: list[int] = []
+    if parsed:
+        count = min(wanted, len(parsed))
+        picked = farthest_point_indices(vectors[parsed], count, start=config.selector.start, seed=seed)
+        selected = [parsed[i] for i in picked.tolist()]
+    selected += unparsed[: wanted - len(selected)]
+    return Candidates(
+        tuple(strategies),
+        tuple(selected),
+        distance_before=float(mean_pairwise_distance(vectors)) if len(strategies) > 1 else 0.0,
+        distance_after=float(mean_pairwise_distance(vectors[selected])) if wanted > 1 else 0.0,
+    )

@@ -1,0 +1,24 @@
+"""The contract that every environment here keeps; each environment's test module calls it.
+
+from env_contract import assert_contract
+def test_contract():
+    assert_contract(environments.make("toy"), num_tasks=6)
+"""
+
+from __future__ import annotations
+
+from hsg.protocol import Environment, StepResult, TaskSet, check_environment
+
+
+def assert_contract(task_set: TaskSet, *, num_tasks: int = 3) -> None:
+    """Fails with every sentence of `check_environment`; also when the protocol's own types are not the ones in use."""
+    findings = check_environment(task_set, num_tasks=num_tasks)
+    assert findings == [], "\n".join(findings)
+    assert isinstance(task_set, TaskSet)
+    environment = task_set.create(task_set.tasks(task_set.splits[0])[0], 0)
+    try:
+        assert isinstance(environment, Environment)
+        environment.start()
+        assert isinstance(environment.step("look"), StepResult)
+    finally:
+        environment.close()
