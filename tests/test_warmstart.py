@@ -13,7 +13,10 @@ from experiments import demonstrations, warmstart
 from experiments.demonstrations import CONTEXT, FORMS, collect, expert_demonstrations, make_rows
 from hsg.chat import ChatFormat
 from hsg.configfile import make_config
+from hsg.episode import Episode, Request
+from hsg.generation import Sampled
 from hsg.models import load_policy, load_tokenizer
+from hsg.pool import Pool
 from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy
 from hsg.protocol import Demonstration
 
@@ -73,33 +76,51 @@ def test_every_form_is_there_and_exactly_the_responses_are_taught(tmp_path, task
     assert all(seen.values()), seen
 
 
-def test_a_conversation_row_is_the_rollouts_tokens_with_wasted_turns_shown_but_not_taught(tmp_path, task_set, form):
-    config = config_for(tmp_path)
+@pytest.mark.parametrize("context", ["conversation", "window"])
+@pytest.mark.parametrize("strategies", [True, False])
+def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form, context, strategies):
+    """The real Episode plays a demonstration as a scripted policy; its rows must be the warm start's."""
+    rollout = {"context": context, "admissible_actions": True}
+    config = config_for(tmp_path, rollout=rollout, warmstart={"share_plain": 1.0, "share_action": 1.0})
     played, _ = collect(config, task_set)
-    item = next(p for p in played if len(p.wasted) == 2)
+    item = next(p for p in played if len(p.wasted) == 2 and not p.success)
     prompts = Prompts.make("terse")
-    ids = form.prompt(prompts.first_action(item.observations[0], item.strategy))
-    marks = [CONTEXT] * len(ids)
-
-    def answer(text, kind):
-        reply = form.reply(text)
-        ids.extend(reply)
-        marks.extend([kind] * len(reply))
-
-    def ask(text):
-        more = form.next_user(text, closed=True)
-        ids.extend(more)
-        marks.extend([CONTEXT] * len(more))
-
-    for turn, action in enumerate(item.actions):
-        if turn:
-            ask(prompts.next_action(turn + 1, item.observations[turn]))
-        answer(f"<action>{action}</action>", CONTEXT if turn in item.wasted else ACTION)
-    ask(prompts.judgment(item.observations[-1], len(item.actions)))
-    answer(f"<judgment>[{', '.join(str(t + 1) for t in item.wasted)}]</judgment>", JUDGMENT)
-    rows = [r for r in make_rows(config, [item], form, 512) if ACTION in r.forms]
-    assert [r.ids for r in rows] == [ids]
-    assert rows[0].forms == marks[1:]
+    task = next(t for t in task_set.tasks("train") if t.id == item.task_id)
+    pool = Pool(1, 60.0)
+    request = Request(task, 0, config.warmstart.seed, 0, 0, ("test",))
+    episode = Episode(request, task_set, pool, config.rollout, prompts, form)
+    episode.strategy = item.strategy if strategies else None
+    for action in item.actions:
+        episode.wait()
+        assert episode.ask(2000) is not None
+        reply = form.reply(f"<action>{action}</action>")
+        episode.receive(Sampled(tuple(reply), (0.0,) * len(reply), (1.0,) * len(reply), True), 64)
+    episode.wait()
+    trajectory = episode.trajectory()
+    pool.close()
+    kind = ACTION if strategies else PLAIN
+    rows = [r for r in make_rows(config, [item], form, 2000) if kind in r.forms]
+    assert len(trajectory.turns) == len(item.actions)
+    expected = trajectory.rows
+    if context == "window":
+        expected = [row for turn, row in enumerate(expected) if turn not in item.wasted]
+    assert len(rows) == len(expected)
+    wasted = {i for t in item.wasted for i in range(trajectory.turns[t].start, trajectory.turns[t].stop)}
+    for row, tokens in zip(rows, expected, strict=True):
+        length = len(tokens.input_ids)
+        assert row.ids[:length] == tokens.input_ids.tolist()
+        marks = [
+            bool(m) and not (context == "conversation" and i in wasted) for i, m in enumerate(tokens.response_mask)
+        ]
+        assert [form == kind for form in row.forms[: length - 1]] == marks
+        rest = row.ids[length:]
+        if context == "conversation" and strategies:
+            question = form.next_user(prompts.judgment(trajectory.final_observation, len(item.actions)), closed=True)
+            answer = form.reply(f"<judgment>[{', '.join(str(t + 1) for t in item.wasted)}]</judgment>")
+            assert rest == question + answer
+            assert row.forms[length - 1 :] == [CONTEXT] * len(question) + [JUDGMENT] * len(answer)
+        else:
+            assert rest == []
 
 
 def test_a_row_that_does_not_fit_ends_a_turn_earlier(tmp_path, task_set, form):
