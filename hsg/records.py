@@ -105,8 +105,12 @@ def _trajectory_record(
             for turn_record, fields in zip(turns, tokens, strict=True):
                 turn_record |= fields
         else:
-            record |= tokens[0] if tokens else {}
+            record |= tokens[0] if tokens else dict.fromkeys(TOKEN_FIELDS, [])
     return record
+
+
+TOKEN_FIELDS = ("input_ids", "response_mask", "old_logprobs", "temperatures", "advantages")
+"""What `log.tokens` adds; empty lists for a trajectory that broke before its first turn."""
 
 
 def _token_record(tokens: Tokens, advantages: Any) -> dict[str, Any]:
