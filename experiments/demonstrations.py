@@ -1,0 +1,303 @@
+"""Demonstrations, played in the real environment and written as the very rows a rollout would sample.
+
+    TaskSet.demonstrations -> play -> Played (cached on disk) -> rows of ids, each token with the form it teaches
+
+    strategy   first observation                                      -> <strategy>..</strategy>
+    action     conversation (or window prompts) with a strategy       -> <action>..</action> each turn
+    plain      the same play without a strategy: what the strategies average to, so that no method has a head start
+    judgment   the question after such play, in the conversation or standing alone -> <judgment>[..]</judgment>
+
+Wasted turns, put in on purpose, are shown but never taught; the judgment that names them is.  Deliberately absent:
+training (warmstart.py), text that no prompt of `hsg.prompts` asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hsg.chat import ChatFormat
+from hsg.config import Config
+from hsg.prompts import Prompts, action_response, judgment_response, strategy_response
+from hsg.protocol import Demonstration, EnvironmentFault, Task, TaskSet
+
+FORMS = ("strategy", "action", "plain", "judgment")
+CONTEXT = -1  # `Row.forms` of a token that is not taught
+ALONE_SHARE = 0.25  # of the judgments are asked outside the conversation too (in window context all are)
+VERSION = 1  # raise it when the meaning of cached data changes
+
+
+@dataclass(frozen=True)
+class Played:
+    """One demonstration and what the environment said to it.
+
+    observations  (K + 1)  the first one, then the result of every action
+    admissible    (K)      admissible actions before every action, or None
+    """
+
+    task_id: str
+    strategy: str
+    actions: tuple[str, ...]
+    observations: tuple[str, ...]
+    wasted: tuple[int, ...]
+    fits: bool
+    success: bool
+    admissible: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """ids (T); forms (T - 1): which form the token ids[t + 1] teaches, an index into FORMS, or CONTEXT."""
+
+    task_id: str
+    ids: list[int]
+    forms: list[int]
+
+
+def progress(total: int, label: str, quiet: bool) -> Any:
+    """A bar for what takes longer than two seconds."""
+    return tqdm(total=total, desc=label, delay=2, mininterval=0.5, disable=quiet, leave=False)
+
+
+def digest(value: Any) -> str:
+    """A short name for a value made of plain JSON things."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def collect(config: Config, task_set: TaskSet) -> tuple[list[Played], str]:
+    """Played demonstrations of `warmstart.num_tasks` training tasks and the key they are cached under.
+
+    ValueError if the environment knows neither demonstrations nor expert actions.
+    """
+    settings, split = config.warmstart, config.environment.train_split
+    tasks = task_set.tasks(split)
+    tasks = random.Random(settings.seed).sample(tasks, min(settings.num_tasks, len(tasks)))
+    pairs = [(task, shown) for task in tasks for shown in task_set.demonstrations(task, settings.seed)]
+    made_here = not pairs
+    if made_here:
+        pairs = expert_demonstrations(task_set, tasks, settings.seed)
+    if not pairs:
+        name = config.environment.name
+        raise ValueError(f"environment.name must have demonstrations for a warm start, got {name!r}; set model.path")
+    max_turns = settings.max_turns or config.rollout.max_turns
+    asked = {
+        "version": VERSION,
+        "environment": [config.environment.name, config.environment.options],
+        "max_turns": max_turns,
+        "seed": settings.seed,
+        "admissible": config.rollout.admissible_actions,
+        "demonstrations": [[task.id, dataclasses.astuple(shown)] for task, shown in pairs],
+    }
+    key = digest(asked)
+    path = Path(settings.cache_dir) / f"played-{key}.json"
+    if path.is_file():
+        return [_from_json(item) for item in json.loads(path.read_text(encoding="utf-8"))], key
+
+    def play_one(pair: tuple[Task, Demonstration]) -> Played | None:
+        task, shown = pair
+        try:
+            return play(task_set, task, shown, settings.seed, max_turns, config.rollout.admissible_actions)
+        except EnvironmentFault:
+            return None
+
+    found = []
+    with (
+        ThreadPoolExecutor(config.rollout.env_threads) as pool,
+        progress(len(pairs), "play demonstrations", config.log.quiet) as bar,
+    ):
+        for (_, shown), played in zip(pairs, pool.map(play_one, pairs), strict=True):
+            bar.update()
+            if played is None:
+                continue
+            # An expert that no longer succeeds was broken by a turn put in: that turn did matter.
+            cut = len(played.actions) == max_turns
+            if not (made_here and shown.fits and not played.success and not cut):
+                found.append(played)
+    if not found:
+        name = config.environment.name
+        raise ValueError(f"environment.name must be able to play its demonstrations, got {name!r}: each one failed")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps([dataclasses.asdict(p) for p in found]), encoding="utf-8")
+    os.replace(draft, path)
+    return found, key
+
+
+def _from_json(item: dict[str, Any]) -> Played:
+    for name in ("actions", "observations", "wasted"):
+        item[name] = tuple(item[name])
+    if item["admissible"] is not None:
+        item["admissible"] = tuple(tuple(actions) for actions in item["admissible"])
+    return Played(**item)
+
+
+def play(
+    task_set: TaskSet, task: Task, shown: Demonstration, seed: int, max_turns: int, list_admissible: bool = False
+) -> Played:
+    """Do what a demonstration does, until the environment is done or `max_turns` actions were taken."""
+    environment = task_set.create(task, seed)
+    observations: list[str] = []
+    actions: list[str] = []
+    admissible: list[tuple[str, ...]] = []
+    success = False
+    try:
+        observations.append(environment.start())
+        for action in shown.actions[:max_turns]:
+            if list_admissible:
+                admissible.append(tuple(environment.admissible_actions() or ()))
+            result = environment.step(action)
+            actions.append(action)
+            observations.append(result.observation)
+            success = result.success
+            if result.done:
+                break
+    finally:
+        environment.close()
+    return Played(
+        task_id=task.id,
+        strategy=shown.strategy,
+        actions=tuple(actions),
+        observations=tuple(observations),
+        wasted=tuple(turn for turn in shown.wasted if turn < len(actions)),
+        fits=shown.fits,
+        success=success,
+        admissible=tuple(admissible) if list_admissible else None,
+    )
+
+
+def expert_demonstrations(task_set: TaskSet, tasks: Sequence[Task], seed: int) -> list[tuple[Task, Demonstration]]:
+    """Demonstrations made of expert actions alone: for environments that have no strategies of their own.
+
+    A strategy names the four actions of the expert that the fewest other tasks need. One task in three is also played
+    after another task's strategy, and one in three has foreign actions put in at random turns.
+    """
+    experts = {task.id: list(task_set.expert_actions(task) or []) for task in tasks}
+    known = [task for task in tasks if experts[task.id]]
+    common = Counter(action for task in known for action in set(experts[task.id]))
+    pairs = []
+    for task in known:
+        rng = random.Random(f"expert/{task.id}/{seed}")
+        own = experts[task.id]
+        foreign = [action for other in known for action in experts[other.id] if action not in own]
+        actions = list(own)
+        wasted: list[int] = []
+        if foreign and rng.random() < 1 / 3:
+            for place in sorted(rng.choices(range(len(own)), k=rng.randint(1, 3)), reverse=True):
+                actions.insert(place, rng.choice(foreign))
+                wasted = [place, *(turn + 1 for turn in wasted)]
+        pairs.append((task, Demonstration(_summary(own, common), tuple(actions), tuple(wasted))))
+        others = [other for other in known if experts[other.id] != own]
+        if others and rng.random() < 1 / 3:
+            other = experts[rng.choice(others).id]
+            pairs.append((task, Demonstration(_summary(other, common), tuple(other), fits=False)))
+    return pairs
+
+
+def _summary(actions: Sequence[str], common: Counter[str]) -> str:
+    rarest = set(sorted(dict.fromkeys(actions), key=lambda action: common[action])[:4])
+    keys = [action for action in dict.fromkeys(actions) if action in rarest]
+    return f"First {', then '.join(keys)}."
+
+
+def make_rows(config: Config, played: Sequence[Played], form: ChatFormat, max_length: int) -> list[Row]:
+    """Training rows of all forms, no longer than `max_length` ids (a longer conversation ends a turn earlier)."""
+    settings = config.warmstart
+    windowed = config.rollout.context == "window"
+    # Plain rows repeat the same play, so only as many are made as their share of the loss is worth.
+    plain_share = min(1.0, settings.share_plain / settings.share_action) if settings.share_action else 1.0
+    prompts = Prompts.make(config.prompts.style, config.prompts.templates)
+    writer = _Writer(prompts, form, max_length, config.rollout.window_turns)
+    rng = random.Random(f"rows/{settings.seed}")
+    rows: list[Row] = []
+    for item in played:
+        use_plain, alone = rng.random() < plain_share, rng.random() < ALONE_SHARE
+        if settings.share_strategy:
+            rows += writer.strategy(item)
+        if settings.share_action or settings.share_judgment:
+            rows += writer.windows(item, True) if windowed else writer.conversation(item, True)
+        if settings.share_plain and use_plain:
+            rows += writer.windows(item, False) if windowed else writer.conversation(item, False)
+        if settings.share_judgment and (alone or windowed):
+            rows += writer.judgment_alone(item)
+    return rows
+
+
+class _Writer:
+    """One played demonstration to rows, in the token format of the rollout."""
+
+    def __init__(self, prompts: Prompts, form: ChatFormat, max_length: int, window_turns: int) -> None:
+        self._prompts, self._max_length, self._window_turns = prompts, max_length, window_turns
+        # The same words come back in thousands of turns, and encoding is most of the cost of a row.
+        self._prompt, self._reply = functools.cache(form.prompt), functools.cache(form.reply)
+        self._next_user = functools.cache(functools.partial(form.next_user, closed=True))
+
+    def _one(self, item: Played, prompt: str, answer: str, form: str) -> list[Row]:
+        ids, reply = self._prompt(prompt), self._reply(answer)
+        if len(ids) + len(reply) > self._max_length:
+            return []
+        return [Row(item.task_id, ids + reply, [CONTEXT] * (len(ids) - 1) + [FORMS.index(form)] * len(reply))]
+
+    def strategy(self, item: Played) -> list[Row]:
+        prompt = self._prompts.strategy(item.observations[0])
+        return self._one(item, prompt, strategy_response(item.strategy), "strategy")
+
+    def judgment_alone(self, item: Played) -> list[Row]:
+        turns = list(zip(item.actions, item.observations[1:], strict=True))
+        prompt = self._prompts.judgment_alone(item.observations[0], item.strategy, turns)
+        return self._one(item, prompt, judgment_response(item.wasted), "judgment")
+
+    def conversation(self, item: Played, with_strategy: bool) -> list[Row]:
+        prompts = self._prompts
+        strategy = item.strategy if with_strategy else None
+        ids = self._prompt(prompts.first_action(item.observations[0], strategy, _listed(item, 0)))
+        forms = [CONTEXT] * (len(ids) - 1)
+        taught = FORMS.index("action" if with_strategy else "plain")
+        for turn, action in enumerate(item.actions):
+            asked: list[int] = []
+            if turn > 0:
+                text = prompts.next_action(turn + 1, item.observations[turn], _listed(item, turn))
+                asked = self._next_user(text)
+            reply = self._reply(action_response(action))
+            if len(ids) + len(asked) + len(reply) > self._max_length:
+                return [Row(item.task_id, ids, forms)] if turn > 0 else []
+            ids = ids + asked + reply
+            forms += [CONTEXT] * len(asked) + [CONTEXT if turn in item.wasted else taught] * len(reply)
+        if with_strategy:
+            question = prompts.judgment(item.observations[-1], len(item.actions))
+            asked, reply = self._next_user(question), self._reply(judgment_response(item.wasted))
+            if len(ids) + len(asked) + len(reply) <= self._max_length:
+                ids = ids + asked + reply
+                forms += [CONTEXT] * len(asked) + [FORMS.index("judgment")] * len(reply)
+        return [Row(item.task_id, ids, forms)]
+
+    def windows(self, item: Played, with_strategy: bool) -> list[Row]:
+        prompts, strategy = self._prompts, item.strategy if with_strategy else None
+        rows: list[Row] = []
+        for turn, action in enumerate(item.actions):
+            if turn in item.wasted:
+                continue
+            first, seen, listed = item.observations[0], item.observations[turn], _listed(item, turn)
+            if turn == 0:
+                prompt = prompts.first_action(first, strategy, listed)
+            else:
+                past = range(max(0, turn - self._window_turns), turn)
+                history = [(t + 1, item.observations[t], item.actions[t]) for t in past]
+                prompt = prompts.window(turn + 1, first, strategy, history, seen, listed)
+            rows += self._one(item, prompt, action_response(action), "action" if with_strategy else "plain")
+        return rows
+
+
+def _listed(item: Played, turn: int) -> Sequence[str] | None:
+    return None if item.admissible is None else item.admissible[turn]

@@ -1,0 +1,123 @@
+"""The lines of trajectories/iteration_*.jsonl: everything from which an advantage can be recomputed by hand.
+
+    candidates   all texts of a task and which were kept
+    strategy     a kept strategy with its return, advantage and penalties
+    trajectory   turns with return, advantage, flag and penalties; outcome, stop reason, judgment
+
+With `log.tokens` the last two also carry ids, mask, old log-probs, temperatures and advantages, the last four aligned
+with input_ids[1:]. What is undefined is null (a return) or 0.0 (an advantage), never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hsg.batch import strategy_token_advantages, turn_token_advantages
+from hsg.config import Config
+from hsg.credit import Credit
+from hsg.types import Candidates, Judgment, Strategy, Tokens, Trajectory
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def iteration_records(
+    config: Config,
+    first_task_index: int,
+    candidates: Sequence[Candidates] | None,
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+    judgments: Sequence[Sequence[Sequence[Judgment]]],
+    credit: Credit,
+) -> list[dict[str, Any]]:
+    """The lines of trajectories/iteration_*.jsonl for this rank's tasks, from which every advantage can be recomputed."""
+    records: list[dict[str, Any]] = []
+    for p, groups in enumerate(trajectories):
+        task_index = first_task_index + p
+        head = {"task_id": groups[0][0].task.id, "task_index": task_index}
+        if candidates is not None:
+            texts = [s.text for s in candidates[p].strategies]
+            records.append({"kind": "candidates", **head, "texts": texts, "selected": list(candidates[p].selected)})
+            for n, strategy in enumerate(candidates[p].kept):
+                records.append(_strategy_record(config, head, p, n, candidates[p].selected[n], strategy, credit))
+        for n, group in enumerate(groups):
+            for m, trajectory in enumerate(group):
+                records.append(_trajectory_record(config, head, (p, n, m), trajectory, judgments[p][n][m], credit))
+    return records
+
+
+def _strategy_record(
+    config: Config, head: dict[str, Any], p: int, n: int, candidate: int, strategy: Strategy, credit: Credit
+) -> dict[str, Any]:
+    assert credit.strategy_returns is not None and credit.strategy_advantages is not None
+    assert credit.strategy_format_penalties is not None and credit.strategy_length_penalties is not None
+    record = {
+        "kind": "strategy", **head, "strategy_index": n, "candidate_index": candidate, "text": strategy.text,
+        "parsed": strategy.parsed,
+        "return": _number(credit.strategy_returns[p, n].item()),
+        "advantage": credit.strategy_advantages[p, n].item(),
+        "format_penalty": credit.strategy_format_penalties[p, n].item(),
+        "length_penalty": credit.strategy_length_penalties[p, n].item(),
+    }  # fmt: skip
+    if config.log.tokens:
+        record |= _token_record(strategy.tokens, strategy_token_advantages(strategy.tokens, credit, p, n))
+    return record
+
+
+def _trajectory_record(
+    config: Config,
+    head: dict[str, Any],
+    place: tuple[int, int, int],
+    trajectory: Trajectory,
+    judgment: Judgment,
+    credit: Credit,
+) -> dict[str, Any]:
+    valid = bool(credit.valid[place])
+    turns: list[dict[str, Any]] = []
+    for k, turn in enumerate(trajectory.turns):
+        turns.append(
+            {
+                "observation": turn.observation,
+                "response": turn.response,
+                "action": turn.action,
+                "reward": turn.reward,
+                "valid": turn.valid,
+                "flagged": k in judgment.flagged,
+                "return": _number(credit.turn_returns[place][k].item()) if valid else None,
+                "advantage": credit.turn_advantages[place][k].item() if valid else 0.0,
+                "format_penalty": credit.turn_format_penalties[place][k].item(),
+                "length_penalty": credit.turn_length_penalties[place][k].item(),
+            }  # fmt: skip
+        )
+    record = {
+        "kind": "trajectory", **head, "split": trajectory.task.split, "seed": trajectory.seed,
+        "strategy_index": trajectory.strategy_index, "rollout_index": trajectory.rollout_index,
+        "strategy": trajectory.strategy, "turns": turns, "final_observation": trajectory.final_observation,
+        "outcome": trajectory.outcome, "score": trajectory.score, "success": trajectory.success,
+        "stop_reason": trajectory.stop_reason.value, "judgment": judgment.text, "error": trajectory.error,
+    }  # fmt: skip
+    if config.log.tokens:
+        spread = turn_token_advantages(trajectory, credit.turn_advantages[place])
+        tokens = [_token_record(row, values) for row, values in zip(trajectory.rows, spread, strict=True)]
+        if config.rollout.context == "window":
+            for turn_record, fields in zip(turns, tokens, strict=True):
+                turn_record |= fields
+        else:
+            record |= tokens[0] if tokens else dict.fromkeys(TOKEN_FIELDS, [])
+    return record
+
+
+TOKEN_FIELDS = ("input_ids", "response_mask", "old_logprobs", "temperatures", "advantages")
+"""What `log.tokens` adds; empty lists for a trajectory that broke before its first turn."""
+
+
+def _token_record(tokens: Tokens, advantages: Any) -> dict[str, Any]:
+    return {
+        "input_ids": tokens.input_ids.tolist(),
+        "response_mask": tokens.response_mask.long().tolist(),
+        "old_logprobs": tokens.logprobs.tolist(),
+        "temperatures": tokens.temperatures.tolist(),
+        "advantages": advantages.tolist(),
+    }
