@@ -238,8 +238,10 @@ def _summary(actions: Sequence[str], common: Counter[str]) -> str:
     return f"First {', then '.join(keys)}."
 
 
-def make_rows(config: Config, played: Sequence[Played], form: ChatFormat, max_length: int) -> list[Row]:
-    """Training rows of all forms, no longer than `max_length` ids (a longer conversation ends a turn earlier)."""
+def make_rows(
+    config: Config, played: Sequence[Played], form: ChatFormat, max_length: int, *, alone_share: float = ALONE_SHARE
+) -> list[Row]:
+    """Rows of all forms, no longer than `max_length` ids (a longer conversation ends a turn earlier)."""
     settings = config.warmstart
     windowed = config.rollout.context == "window"
     # Plain rows repeat the same play, so only as many are made as their share of the loss is worth.
@@ -249,7 +251,7 @@ def make_rows(config: Config, played: Sequence[Played], form: ChatFormat, max_le
     rng = random.Random(f"rows/{settings.seed}")
     rows: list[Row] = []
     for item in played:
-        use_plain, alone = rng.random() < plain_share, rng.random() < ALONE_SHARE
+        use_plain, alone = rng.random() < plain_share, rng.random() < alone_share
         if settings.share_strategy:
             rows += writer.strategy(item)
         if settings.share_action or settings.share_judgment:
