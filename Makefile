@@ -4,7 +4,8 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-THREADS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+# Torch threads: the cores that are free. On a busy machine a second thread costs far more than it brings.
+THREADS ?= $(shell $(PYTHON) -c 'import os; print(max(1, (os.cpu_count() or 1) - round(os.getloadavg()[0])))')
 LAUNCH   = $(BIN)/accelerate launch --config_file experiments/accelerate/cpu.yaml --num_cpu_threads_per_process $(THREADS)
 
 # The quickstart of each environment.  A new environment adds its line here.

@@ -154,18 +154,11 @@ class Episode:
     def ask(self, context_limit: int) -> list[int] | None:
         """Ids to append before the next response (the whole prompt where a new one begins), or None: no room left."""
         turn = len(self.turns) + 1
-        if self.config.context == "window":
-            shown = [(i + 1, t.observation, t.action or t.response) for i, t in enumerate(self.turns)]
-            history = shown[-self.config.window_turns :] if self.config.window_turns else []
-            if history and history[0][0] == 1:  # the first observation stands in the prompt already
-                history[0] = (1, "", history[0][2])
+        if self.config.context == "window" and turn > 1:
+            past = [(i + 1, t.observation, t.action or t.response) for i, t in enumerate(self.turns)]
+            history = past[-self.config.window_turns :] if self.config.window_turns else []
             text = self.prompts.window(
-                turn,
-                self.first_observation or "",
-                self.strategy,
-                history,
-                self.observation if turn > 1 else "",
-                self.admissible,
+                turn, self.first_observation or "", self.strategy, history, self.observation, self.admissible
             )
             ids = self.chat.prompt(text)
             self.conversation = Conversation(ids)

@@ -89,7 +89,7 @@ def _trajectory_record(
                 "advantage": credit.turn_advantages[place][k].item() if valid else 0.0,
                 "format_penalty": credit.turn_format_penalties[place][k].item(),
                 "length_penalty": credit.turn_length_penalties[place][k].item(),
-            }  # fmt: skip
+            }
         )
     record = {
         "kind": "trajectory", **head, "split": trajectory.task.split, "seed": trajectory.seed,
@@ -105,7 +105,7 @@ def _trajectory_record(
             for turn_record, fields in zip(turns, tokens, strict=True):
                 turn_record |= fields
         else:
-            record |= tokens[0] if tokens else dict.fromkeys(TOKEN_FIELDS, [])
+            record |= tokens[0] if tokens else {name: [] for name in TOKEN_FIELDS}
     return record
 
 

@@ -16,7 +16,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from hsg.protocol import Demonstration, Task
+from hsg.protocol import Demonstration, Environment, Task
 
 LOOK = "look around"
 ANIMAL_KINDS = {
@@ -48,18 +48,34 @@ WASTED_SHARE = 1 / 3
 
 
 class House:
-    """One task's house, looked at and tried out in episodes of their own."""
+    """One task's house: looked at in one episode, tried out in others. `create` makes a fresh episode."""
 
-    def __init__(self, play: Callable[[Sequence[str]], tuple[str, float]]) -> None:
-        self._play = play  # actions -> (last text, score) in a fresh episode
-        self.first_observation, _ = play(())
+    def __init__(self, create: Callable[[], Environment]) -> None:
+        self._create = create
+        self._scout = create()
+        self.first_observation = self._scout.start()
         self._seen: dict[str, str] = {}
 
     def look(self, place: str) -> str:
         """What "look around" shows there."""
         if place not in self._seen:
-            self._seen[place], _ = self._play((f"teleport to {place}", LOOK))
+            self._scout.step(f"teleport to {place}")
+            self._seen[place] = self._scout.step(LOOK).observation
         return self._seen[place]
+
+    def score(self, actions: Sequence[str]) -> float:
+        """The score of a fresh episode after these actions."""
+        episode, score = self._create(), 0.0
+        try:
+            episode.start()
+            for action in actions:
+                score = episode.step(action).score
+        finally:
+            episode.close()
+        return score
+
+    def close(self) -> None:
+        self._scout.close()
 
     def right_order(self, animals: Sequence[str], length: int) -> list[str]:
         """The animals to focus on, in order, found by trying."""
@@ -67,9 +83,7 @@ class House:
         score = 0.0
         for _ in range(length):
             tries = [a for a in animals if a not in found]
-            scores = [
-                self._play(("teleport to outside", *(f"focus on {a}" for a in [*found, one])))[1] for one in tries
-            ]
+            scores = [self.score(["teleport to outside", *(f"focus on {a}" for a in [*found, one])]) for one in tries]
             best = max(range(len(tries)), key=scores.__getitem__, default=None)
             if best is None or scores[best] <= score:
                 break

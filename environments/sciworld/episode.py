@@ -11,7 +11,6 @@ Deliberately absent:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from environments.sciworld import catalog
@@ -116,18 +115,11 @@ class SciWorldTaskSet(TaskSet):
         if not supports(task) or self._simplifications != "easy":
             return []
 
-        def play(actions: Sequence[str]) -> tuple[str, float]:
-            episode = self.create(task, seed)
-            try:
-                text, score = episode.start(), 0.0
-                for action in actions:
-                    result = episode.step(action)
-                    text, score = result.observation, result.score
-                return text, score
-            finally:
-                episode.close()
-
-        return make_demonstrations(task, seed, House(play))
+        house = House(lambda: self.create(task, seed))
+        try:
+            return make_demonstrations(task, seed, house)
+        finally:
+            house.close()
 
     @property
     def engine_pids(self) -> list[int]:
