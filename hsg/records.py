@@ -38,8 +38,16 @@ def iteration_records(
         task_index = first_task_index + p
         head = {"task_id": groups[0][0].task.id, "task_index": task_index}
         if candidates is not None:
-            texts = [s.text for s in candidates[p].strategies]
-            records.append({"kind": "candidates", **head, "texts": texts, "selected": list(candidates[p].selected)})
+            drawn = candidates[p].strategies
+            records.append(
+                {
+                    "kind": "candidates",
+                    **head,
+                    "texts": [s.text for s in drawn],
+                    "parsed": [s.parsed for s in drawn],  # without it the selection could not be recomputed
+                    "selected": list(candidates[p].selected),
+                }
+            )
             for n, strategy in enumerate(candidates[p].kept):
                 records.append(_strategy_record(config, head, p, n, candidates[p].selected[n], strategy, credit))
         for n, group in enumerate(groups):
