@@ -16,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
+import itertools
 import json
 import os
 import random
@@ -79,60 +81,85 @@ def digest(value: Any) -> str:
 def collect(config: Config, task_set: TaskSet) -> tuple[list[Played], str]:
     """Played demonstrations of `warmstart.num_tasks` training tasks and the key they are cached under.
 
-    ValueError if the environment knows neither demonstrations nor expert actions.
+    The key covers the files of the environment's module too. ValueError if the environment knows neither
+    demonstrations nor expert actions.
     """
-    settings, split = config.warmstart, config.environment.train_split
-    tasks = task_set.tasks(split)
-    tasks = random.Random(settings.seed).sample(tasks, min(settings.num_tasks, len(tasks)))
-    pairs = [(task, shown) for task in tasks for shown in task_set.demonstrations(task, settings.seed)]
-    made_here = not pairs
-    if made_here:
-        pairs = expert_demonstrations(task_set, tasks, settings.seed)
-    if not pairs:
-        name = config.environment.name
-        raise ValueError(f"environment.name must have demonstrations for a warm start, got {name!r}; set model.path")
-    max_turns = settings.max_turns or config.rollout.max_turns
+    settings, name = config.warmstart, config.environment.name
     asked = {
         "version": VERSION,
-        "environment": [config.environment.name, config.environment.options],
-        "max_turns": max_turns,
+        "environment": [name, config.environment.options, config.environment.train_split, _code(task_set)],
+        "num_tasks": settings.num_tasks,
+        "max_turns": settings.max_turns or config.rollout.max_turns,
         "seed": settings.seed,
         "admissible": config.rollout.admissible_actions,
-        "demonstrations": [[task.id, dataclasses.astuple(shown)] for task, shown in pairs],
     }
     key = digest(asked)
     path = Path(settings.cache_dir) / f"played-{key}.json"
     if path.is_file():
         return [_from_json(item) for item in json.loads(path.read_text(encoding="utf-8"))], key
-
-    def play_one(pair: tuple[Task, Demonstration]) -> Played | None:
-        task, shown = pair
-        try:
-            return play(task_set, task, shown, settings.seed, max_turns, config.rollout.admissible_actions)
-        except EnvironmentFault:
-            return None
-
-    found = []
-    with (
-        ThreadPoolExecutor(config.rollout.env_threads) as pool,
-        progress(len(pairs), "play demonstrations", config.log.quiet) as bar,
-    ):
-        for (_, shown), played in zip(pairs, pool.map(play_one, pairs), strict=True):
-            bar.update()
-            if played is None:
-                continue
-            # An expert that no longer succeeds was broken by a turn put in: that turn did matter.
-            cut = len(played.actions) == max_turns
-            if not (made_here and shown.fits and not played.success and not cut):
-                found.append(played)
-    if not found:
-        name = config.environment.name
-        raise ValueError(f"environment.name must be able to play its demonstrations, got {name!r}: each one failed")
+    tasks = choose_tasks(task_set.tasks(config.environment.train_split), settings.num_tasks, settings.seed)
+    played = play_demonstrations(config, task_set, tasks)
+    if not played:
+        raise ValueError(f"environment.name must have demonstrations for a warm start, got {name!r}; set model.path")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps([dataclasses.asdict(p) for p in found]), encoding="utf-8")
+    draft.write_text(json.dumps([dataclasses.asdict(p) for p in played]), encoding="utf-8")
     os.replace(draft, path)
-    return found, key
+    return played, key
+
+
+def _code(task_set: TaskSet) -> str:
+    """A digest of the files beside the task set's module: other code or data may mean other demonstrations."""
+    folder = Path(inspect.getfile(type(task_set))).parent
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
+
+
+def choose_tasks(tasks: Sequence[Task], num_tasks: int, seed: int) -> list[Task]:
+    """Random tasks, as many of every kind as there are."""
+    by_kind: dict[str, list[Task]] = {}
+    for task in random.Random(f"tasks/{seed}").sample(list(tasks), len(tasks)):
+        by_kind.setdefault(task.kind, []).append(task)
+    rounds = itertools.zip_longest(*(by_kind[kind] for kind in sorted(by_kind)))
+    return [task for one in rounds for task in one if task is not None][:num_tasks]
+
+
+def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]) -> list[Played]:
+    """Every demonstration of the tasks, played in threads; those that the environment broke are left out."""
+    max_turns = config.warmstart.max_turns or config.rollout.max_turns
+    seed, listed = config.warmstart.seed, config.rollout.admissible_actions
+
+    def shown_of(task: Task) -> list[Demonstration]:
+        try:
+            return task_set.demonstrations(task, seed)
+        except EnvironmentFault:
+            return []
+
+    def play_one(task: Task, shown: Demonstration, generic: bool) -> Played | None:
+        try:
+            played = play(task_set, task, shown, seed, max_turns, listed)
+        except EnvironmentFault:
+            return None
+        # An expert that no longer succeeds was broken by a turn put in: that turn did matter.
+        cut = len(played.actions) == max_turns
+        return None if generic and shown.fits and not played.success and not cut else played
+
+    def own(task: Task) -> list[Played]:
+        return [p for shown in shown_of(task) if (p := play_one(task, shown, False)) is not None]
+
+    quiet, found = config.log.quiet, []
+    with ThreadPoolExecutor(config.rollout.env_threads) as pool:
+        with progress(len(tasks), "play demonstrations", quiet) as bar:
+            for played in pool.map(own, tasks):
+                found += played
+                bar.update()
+        have = {item.task_id for item in found}
+        pairs = expert_demonstrations(task_set, [task for task in tasks if task.id not in have], seed)
+        with progress(len(pairs), "play experts", quiet) as bar:
+            for one in pool.map(lambda pair: play_one(pair[0], pair[1], True), pairs):
+                found += [one] if one is not None else []
+                bar.update()
+    return found
 
 
 def _from_json(item: dict[str, Any]) -> Played:
@@ -211,8 +238,10 @@ def _summary(actions: Sequence[str], common: Counter[str]) -> str:
     return f"First {', then '.join(keys)}."
 
 
-def make_rows(config: Config, played: Sequence[Played], form: ChatFormat, max_length: int) -> list[Row]:
-    """Training rows of all forms, no longer than `max_length` ids (a longer conversation ends a turn earlier)."""
+def make_rows(
+    config: Config, played: Sequence[Played], form: ChatFormat, max_length: int, *, alone_share: float = ALONE_SHARE
+) -> list[Row]:
+    """Rows of all forms, no longer than `max_length` ids (a longer conversation ends a turn earlier)."""
     settings = config.warmstart
     windowed = config.rollout.context == "window"
     # Plain rows repeat the same play, so only as many are made as their share of the loss is worth.
@@ -222,7 +251,7 @@ def make_rows(config: Config, played: Sequence[Played], form: ChatFormat, max_le
     rng = random.Random(f"rows/{settings.seed}")
     rows: list[Row] = []
     for item in played:
-        use_plain, alone = rng.random() < plain_share, rng.random() < ALONE_SHARE
+        use_plain, alone = rng.random() < plain_share, rng.random() < alone_share
         if settings.share_strategy:
             rows += writer.strategy(item)
         if settings.share_action or settings.share_judgment:
@@ -285,16 +314,15 @@ class _Writer:
     def windows(self, item: Played, with_strategy: bool) -> list[Row]:
         prompts, strategy = self._prompts, item.strategy if with_strategy else None
         rows: list[Row] = []
+        first = item.observations[0]
         for turn, action in enumerate(item.actions):
             if turn in item.wasted:
                 continue
-            first, seen, listed = item.observations[0], item.observations[turn], _listed(item, turn)
-            if turn == 0:
-                prompt = prompts.first_action(first, strategy, listed)
-            else:
-                past = range(max(0, turn - self._window_turns), turn)
-                history = [(t + 1, item.observations[t], item.actions[t]) for t in past]
-                prompt = prompts.window(turn + 1, first, strategy, history, seen, listed)
+            past = range(max(0, turn - self._window_turns), turn)
+            # The first observation heads the prompt already, so neither history nor the first turn repeats it.
+            history = [(t + 1, item.observations[t] if t else "", item.actions[t]) for t in past]
+            seen = item.observations[turn] if turn else ""
+            prompt = prompts.window(turn + 1, first, strategy, history, seen, _listed(item, turn))
             rows += self._one(item, prompt, action_response(action), "action" if with_strategy else "plain")
         return rows
 

@@ -209,6 +209,11 @@ def _validate(
     return float(sums.sum()), means
 
 
+def nll_by_form(model: Any, rows: Sequence[Row], settings: WarmstartConfig) -> dict[str, float]:
+    """Mean nll (nats per token) of every form among the rows."""
+    return _validate(model, rows, _form_weights(rows, settings)[0], settings.batch_tokens, None)[1]
+
+
 def _optimizer(model: Any, settings: WarmstartConfig) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -344,18 +349,20 @@ def _save(model: Any, tokenizer: Any, record: dict[str, Any], folder: Path) -> P
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; prints the folder. Exit status 2 and one line where the input is wrong."""
+    """The command; prints what was learned and the folder. Exit status 2 and one line where the input is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", help="YAML file with what differs from the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one option, repeatable")
     options = parser.parse_args(arguments)
     import environments
+    from experiments.report import print_report, report
 
     try:
         config = load_config(options.config, options.set)
         task_set = environments.make(config.environment.name, **config.environment.options)
         try:
             folder = warm_start(config, task_set)
+            found = report(config, task_set, folder)
         finally:
             task_set.close()
     except ValueError as error:
@@ -364,7 +371,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
     for name in ("total_seconds", "seconds", "epochs", "optimizer_steps", "tokens_per_second", "rows", "taught_tokens",
                  "validation_loss", "validation_loss_by_form"):  # fmt: skip
-        print(f"{name:24} {record[name]}")
+        print(f"{name:<24}{record[name]}")
+    print_report(found)
     print(folder)
     return 0
 

@@ -150,7 +150,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        inner = [a for a in typing.get_args(hint) if a is not type(None)][0]
+        inner = next(a for a in typing.get_args(hint) if a is not type(None))
         return _convert(value, inner, key)
     if origin is Literal:
         choices = typing.get_args(hint)

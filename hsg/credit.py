@@ -57,7 +57,7 @@ def length_penalty(num_tokens: int, token_limit: int, config: RewardConfig) -> f
 
 def format_penalty(parsed: bool, config: RewardConfig) -> float:
     """A number <= 0 for a response whose tags do not parse."""
-    return 0.0 if parsed else -config.format_penalty
+    return 0.0 if parsed else 0.0 - config.format_penalty  # never -0.0
 
 
 def assign_credit(

@@ -89,16 +89,23 @@ class Episode:
             environment.close()
             return _Answer(None, "", 0.0, None)
         observation = environment.start()
+        if not self.live:  # nobody waited so long, and nobody else will close it
+            environment.close()
+            return _Answer(None, "", 0.0, None)
         if problem := check_observation(observation):
             raise NonsenseError(problem)
         return self._look(environment, None, observation)
 
     def _act(self, action: str) -> _Answer:
-        assert self._environment is not None
-        result = self._environment.step(action)
+        environment = self._environment
+        assert environment is not None
+        result = environment.step(action)
+        if not self.live:
+            environment.close()
+            return _Answer(None, "", 0.0, None)
         if problem := check_step(result):
             raise NonsenseError(problem)
-        return self._look(self._environment, result, result.observation)
+        return self._look(environment, result, result.observation)
 
     def _look(self, environment: Environment, result: StepResult | None, observation: str) -> _Answer:
         outcome = environment.outcome
@@ -107,6 +114,9 @@ class Episode:
         listed = None
         if self.config.admissible_actions and (result is None or not result.done):
             listed = environment.admissible_actions()
+            good = listed is None or (isinstance(listed, list) and not any(map(check_observation, listed)))
+            if not good:
+                raise NonsenseError(f"admissible_actions() must return a list of str or None, got {listed!r:.80}")
         return _Answer(result, observation, float(outcome), listed)
 
     # -- the policy's side ---------------------------------------------------------------------------------------------
@@ -144,18 +154,11 @@ class Episode:
     def ask(self, context_limit: int) -> list[int] | None:
         """Ids to append before the next response (the whole prompt where a new one begins), or None: no room left."""
         turn = len(self.turns) + 1
-        if self.config.context == "window":
-            shown = [(i + 1, t.observation, t.action or t.response) for i, t in enumerate(self.turns)]
-            history = shown[-self.config.window_turns :] if self.config.window_turns else []
-            if history and history[0][0] == 1:  # the first observation stands in the prompt already
-                history[0] = (1, "", history[0][2])
+        if self.config.context == "window" and turn > 1:
+            past = [(i + 1, t.observation, t.action or t.response) for i, t in enumerate(self.turns)]
+            history = past[-self.config.window_turns :] if self.config.window_turns else []
             text = self.prompts.window(
-                turn,
-                self.first_observation or "",
-                self.strategy,
-                history,
-                self.observation if turn > 1 else "",
-                self.admissible,
+                turn, self.first_observation or "", self.strategy, history, self.observation, self.admissible
             )
             ids = self.chat.prompt(text)
             self.conversation = Conversation(ids)

@@ -191,7 +191,7 @@ class Decoder:
             capacity = max(map(len, self.rows)) + 64
             self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device)
             with torch.no_grad(), autocast(model):
-                self._prefill(list(shared) if shared is not None else list(range(len(prompts))))
+                self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
     def append(self, row: int, ids: Sequence[int]) -> None:
         """Context for one row; it is forwarded together with the next response."""
@@ -258,8 +258,8 @@ class Decoder:
                     self.cache.copy([self._slot[leader]] * len(rest), [self._slot[r] for r in rest], length)
                 for row in rest:
                     self._in_cache[row] = length
-        # The last prompt token is forwarded by every row, since its logits are where each one starts to sample.
-        self.cost.unique += sum(len(rows) for rows in stem.values())
+        # The last prompt token is forwarded by every row, since its logits are where each one starts to sample; the
+        # first decoding step counts it.
 
     def _feed(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Forward ids [in cache, length) of each row; nothing is returned, the cache has them."""

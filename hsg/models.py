@@ -63,7 +63,7 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
     if name == "nano":
         raise ValueError(f"{key} must be a folder by now, got 'nano'; experiments/warmstart.py builds it")
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
         return str(folder), {}
@@ -135,7 +135,7 @@ def load_policy(
     model.generation_config = _plain_generation(model, tokenizer)
     model.config.use_cache = False  # generation asks for its cache itself
     if model_config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     model.compute_dtype = dtype
     model.to(device)
     check_head(model, key=key)

@@ -1,7 +1,8 @@
 """Threads for strangers: environment calls run here, in parallel, each with a time limit.
 
 An environment may block, hang or raise.  Threads are daemons, so that one that hangs cannot keep the process alive, and
-a worker whose call is over its limit is given up and replaced.  The call's own exception becomes the result.
+a worker whose call is over its limit is given up and replaced, whether anyone waits for that call or not (a `close` that
+hangs has nobody).  The call's own exception becomes the result.
 
 Deliberately absent: process pools (an environment that needs one brings its own), retries, cancellation (Python cannot
 stop a thread; the abandoned call's result is dropped).
@@ -9,6 +10,7 @@ stop a thread; the abandoned call's result is dropped).
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -29,7 +31,7 @@ class Call:
         self.error: BaseException | None = None
         self.finished = threading.Event()
         self.begun = threading.Event()
-        self.begin_time = 0.0
+        self.begin_time = math.inf
         self.worker: threading.Thread | None = None
 
     def run(self) -> None:
@@ -48,6 +50,7 @@ class Pool:
     def __init__(self, num_workers: int, limit_seconds: float) -> None:
         self.limit_seconds = limit_seconds
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._running: set[Call] = set()
         self._abandoned: set[threading.Thread] = set()
         self._num_workers = num_workers
         self.waited_seconds = 0.0  # time the caller spent waiting for results
@@ -61,7 +64,9 @@ class Pool:
         me = threading.current_thread()
         while (call := self._calls.get()) is not None:
             call.worker = me
+            self._running.add(call)
             call.run()
+            self._running.discard(call)
             if me in self._abandoned:  # its replacement is at work already
                 return
 
@@ -72,20 +77,32 @@ class Pool:
         return call
 
     def result(self, call: Call) -> Any:
-        """The call's value. Raises what it raised, or CallTimeout."""
+        """The call's value. Raises the Exception it raised, or CallTimeout."""
         started = time.monotonic()
         try:
-            call.begun.wait()
+            # All workers may be stuck in calls that nobody waits for; without new ones this call would never begin.
+            while not call.begun.wait(min(1.0, self.limit_seconds)):
+                for other in list(self._running):
+                    if time.monotonic() - other.begin_time >= self.limit_seconds:
+                        self._give_up(other)
             left = call.begin_time + self.limit_seconds - time.monotonic()
             if not call.finished.wait(max(0.0, left)):
-                self._abandoned.add(call.worker)  # type: ignore[arg-type]
-                self._hire()
+                self._give_up(call)
                 raise CallTimeout(f"no answer within {self.limit_seconds:g} seconds")
         finally:
             self.waited_seconds += time.monotonic() - started
-        if call.error is not None:
+        if call.error is None:
+            return call.value
+        if isinstance(call.error, Exception):
             raise call.error
-        return call.value
+        # SystemExit of an environment ends the environment's call, not this process.
+        raise RuntimeError(f"{type(call.error).__name__}: {call.error}") from call.error
+
+    def _give_up(self, call: Call) -> None:
+        """Replace the worker of a call that is over its limit, once."""
+        if call.worker is not None and call.worker not in self._abandoned:
+            self._abandoned.add(call.worker)
+            self._hire()
 
     def close(self) -> None:
         """Let the workers go. Calls that still hang die with the process."""

@@ -133,8 +133,12 @@ class Prompts:
         observation: str,
         admissible: Sequence[str] | None = None,
     ) -> str:
-        """A prompt rebuilt for one turn; `history` holds (turn, observation, action) of the last turns."""
-        shown = [self._fill("window_turn", turn=t, observation=seen, action=did) for t, seen, did in history]
+        """A prompt rebuilt for a turn after the first; `history` holds (turn, observation, action) of the last turns."""
+        # What turn 1 saw is the first observation, which stands in the prompt already.
+        shown = [
+            self._fill("window_turn", turn=t, observation="" if t == 1 else seen, action=did)
+            for t, seen, did in history
+        ]
         return self._fill(
             "window",
             first_observation=first_observation,

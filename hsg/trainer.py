@@ -87,6 +87,7 @@ class Trainer:
             weight_decay=options.weight_decay,
         )
         self.optimizer_steps = 0
+        self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
         self.nonfinite_in_a_row = 0
 
     def _make_judge(self) -> Judge:
@@ -180,11 +181,10 @@ class Trainer:
                 [{"x": sums.get("cost/sampled_tokens", (0.0, 0.0))}, {"x": (float(cost.sampled), 0.0)}]
             )["x"]
         merged = mx.merge(self.distributed.gather([sums]))
-        totals = {name: total for name, (total, _) in merged.items() if name.startswith("cost/")}
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
-        return {**mx.finish(merged), **totals, **update_values, **times}
+        return {**mx.finish(merged), **update_values, **times}
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
@@ -270,7 +270,9 @@ class Trainer:
         self.model.train()
         for epoch in range(config.epochs):
             generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
-            for part in minibatches(rows, num_parts, generator, by_row=by_row):
+            for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
+                behind = (epoch * num_parts + place) / (config.epochs * num_parts)
+                self.progress = (iteration + behind) / max(1, self.config.train.iterations)
                 step_metrics, norm = self.optimizer_step(part, values)
                 parts_metrics.append(step_metrics)
                 if norm is not None:
@@ -344,17 +346,15 @@ class Trainer:
         return merge_metrics(parts_metrics), norm
 
     def learning_rate(self) -> float:
-        """Linear warm-up, then constant or cosine to 0, by optimizer steps (the same on any number of ranks)."""
-        options, update = self.config.optimizer, self.config.update
+        """Linear warm-up by optimizer steps, then constant, or cosine to 0 at the end of the run's last mini-batch.
+
+        The cosine goes by mini-batches passed, so that neither skipped steps nor the number of ranks or turns move it.
+        """
+        options = self.config.optimizer
         warm = min(1.0, (self.optimizer_steps + 1) / (options.warmup_steps + 1))
         if options.schedule == "constant":
             return options.lr * warm
-        _, rollouts = self.config.group_shape
-        units = self.config.num_tasks * self.config.group_shape[0] * rollouts
-        per_iteration = update.epochs * math.ceil(units / (update.minibatch_trajectories or units))
-        total = max(1, self.config.train.iterations * per_iteration)
-        done = min(1.0, self.optimizer_steps / total)
-        return options.lr * warm * 0.5 * (1 + math.cos(math.pi * done))
+        return options.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress)))
 
     @torch.no_grad()
     def _with_reference(self, rows: list[Row]) -> list[Row]:

@@ -119,8 +119,8 @@ class Trajectory:
 
     @property
     def valid(self) -> bool:
-        """Counts in returns, baselines and the loss."""
-        return self.stop_reason not in FAULTS and len(self.turns) > 0
+        """Counts in returns and baselines: also where the first prompt left no room for a turn, with its outcome of 0."""
+        return self.stop_reason not in FAULTS
 
 
 @dataclass(frozen=True)
