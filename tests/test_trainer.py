@@ -62,9 +62,9 @@ def make(monkeypatch: pytest.MonkeyPatch, guesser_folder: Path) -> Make:
 def rows_of(trainer: Trainer, iteration: int = 0) -> list[Row]:
     """The rows of one iteration, without its update."""
     held: list[Row] = []
-    update, trainer.update = trainer.update, lambda rows, i: held.extend(rows) or {}  # type: ignore[method-assign]
+    update, trainer.learner.update = trainer.learner.update, lambda rows, i: held.extend(rows) or {}  # type: ignore[method-assign]
     trainer.iterate(iteration)
-    trainer.update = update  # type: ignore[method-assign]
+    trainer.learner.update = update  # type: ignore[method-assign]
     return held
 
 
@@ -108,7 +108,7 @@ def test_first_ratio_is_one_for_every_token(make: Make, context: str) -> None:
     log_ratio = (logprobs - batch.old_logprobs)[batch.response_mask]
     assert len(log_ratio) > 50
     assert log_ratio.abs().max() < 1e-6  # old log-probs are recorded in float32
-    values = trainer.update(rows, 0)
+    values = trainer.learner.update(rows, 0)
     assert values["update/log_ratio_max"] == pytest.approx(0.0, abs=1e-6)
     assert values["update/clip_fraction"] == 0.0
 
@@ -123,7 +123,7 @@ def test_update_moves_in_the_direction_of_the_advantage(make: Make) -> None:
             return ((score(trainer.model, batch)[0] - batch.old_logprobs) * batch.advantages).sum().item()
 
     assert abs(gain()) < 1e-4
-    trainer.update(rows, 0)
+    trainer.learner.update(rows, 0)
     assert gain() > 0.1
 
 
@@ -139,7 +139,7 @@ def test_gradient_does_not_depend_on_the_split(make: Make, aggregation: str, lev
     for i, row in enumerate(rows_of(trainer)):
         moved = row.tokens.logprobs + 0.1 * (i % 5 - 2) * row.tokens.response_mask
         rows.append(replace(row, tokens=replace(row.tokens, logprobs=moved)))
-    optimizer = trainer.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
+    optimizer = trainer.learner.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
     assert len({len(row) for row in rows}) > 2
     got = []
     for tokens, order in ((1, 1), (150, 1), (10_000, 1), (150, -1)):
@@ -147,7 +147,7 @@ def test_gradient_does_not_depend_on_the_split(make: Make, aggregation: str, lev
             optimizer={"max_grad_norm": 1e9}, update={"microbatch_tokens": tokens},
             loss={"aggregation": aggregation, "level_reduction": level_reduction},
         )  # fmt: skip
-        metrics, norm = trainer.optimizer_step(rows[::order], {"update/skipped_dead": 0.0})
+        metrics, norm = trainer.learner.optimizer_step(rows[::order], {"update/skipped_dead": 0.0})
         got.append((optimizer.gradient(), norm, metrics))
     first, first_norm, first_metrics = got[0]
     assert first_norm is not None
@@ -164,10 +164,10 @@ def test_rows_without_advantage_count_in_the_denominator(make: Make) -> None:
     trainer = make(optimizer={"max_grad_norm": 1e9}, num_strategies=1, sigma=1)
     live = [row for row in rows_of(trainer) if row.level != STRATEGY and row.advantages.any()]
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in live]
-    optimizer = trainer.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
-    trainer.optimizer_step(live, {"update/skipped_dead": 0.0})
+    optimizer = trainer.learner.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
+    trainer.learner.optimizer_step(live, {"update/skipped_dead": 0.0})
     whole = optimizer.gradient()
-    trainer.optimizer_step(live + dead, {"update/skipped_dead": 0.0})
+    trainer.learner.optimizer_step(live + dead, {"update/skipped_dead": 0.0})
     assert torch.allclose(optimizer.gradient() * 2, whole, rtol=1e-9, atol=1e-12)
 
 
@@ -178,19 +178,19 @@ def test_dead_iteration_leaves_weights_and_moments_alone(make: Make) -> None:
     """B11: no gradient, so neither Adam's moments nor weight decay may move anything."""
     trainer = make(optimizer={"lr": 1e-3, "weight_decay": 0.5})
     rows = rows_of(trainer)
-    trainer.update(rows, 0)
-    before, steps = weights(trainer), trainer.optimizer_steps
-    moments = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.optimizer.state.values()])
+    trainer.learner.update(rows, 0)
+    before, steps = weights(trainer), trainer.learner.optimizer_steps
+    moments = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()])
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in rows]
     for some in (dead, []):
-        values = trainer.update(some, 1)
+        values = trainer.learner.update(some, 1)
         assert values["update/skipped_dead"] == 1.0
         assert "update/grad_norm" not in values
     assert unchanged(before, trainer)
-    assert trainer.optimizer_steps == steps == 1
-    after = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.optimizer.state.values()])
+    assert trainer.learner.optimizer_steps == steps == 1
+    after = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()])
     assert after == moments
-    trainer.update(rows, 2)
+    trainer.learner.update(rows, 2)
     assert not unchanged(before, trainer)
 
 
@@ -219,17 +219,17 @@ def test_nonfinite_step_is_skipped_counted_and_at_last_stops_the_run(make: Make)
     broken = [*rows[:at], replace(rows[at], tokens=tokens), *rows[at + 1 :]]
     before = weights(trainer)
     for _ in range(2):
-        values = trainer.update(broken, 0)
+        values = trainer.learner.update(broken, 0)
         assert values["update/skipped_nonfinite"] == 1.0
-        assert trainer.optimizer_steps == 0
+        assert trainer.learner.optimizer_steps == 0
     assert unchanged(before, trainer)
-    assert not trainer.optimizer.state
-    trainer.update(rows, 0)  # a good step in between: counting starts again
-    assert trainer.optimizer_steps == 1
+    assert not trainer.learner.optimizer.state
+    trainer.learner.update(rows, 0)  # a good step in between: counting starts again
+    assert trainer.learner.optimizer_steps == 1
     for _ in range(2):
-        trainer.update(broken, 1)
+        trainer.learner.update(broken, 1)
     with pytest.raises(RuntimeError, match="3 optimizer steps in a row"):
-        trainer.update(broken, 1)
+        trainer.learner.update(broken, 1)
 
 
 # ---------------------------------------------------------------------------------------------- schedule, epochs, KL, R3
@@ -243,10 +243,10 @@ def test_learning_rate_warms_up_and_follows_the_cosine(make: Make) -> None:
             optimizer={**options, "schedule": schedule}, update={"epochs": 2, "minibatch_trajectories": 6},
             kappa=0.5,
         )  # fmt: skip
-        optimizer = trainer.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
+        optimizer = trainer.learner.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
         rows = rows_of(trainer)
         for iteration in range(2):
-            trainer.update(rows, iteration)
+            trainer.learner.update(rows, iteration)
         warm = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
         shape = [1.0] * 8 if schedule == "constant" else [0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)]
         assert optimizer.rates == pytest.approx([w * s for w, s in zip(warm, shape, strict=True)])
@@ -258,10 +258,10 @@ def test_cosine_with_minibatches_of_turns_lasts_until_the_end(make: Make) -> Non
         optimizer={"lr": 1.0, "schedule": "cosine"}, rollout={"context": "window"}, update={"minibatch_turns": 5},
         judge={"enabled": False},
     )  # fmt: skip
-    optimizer = trainer.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
+    optimizer = trainer.learner.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
     rows = rows_of(trainer)
     for iteration in range(2):
-        trainer.update(rows, iteration)
+        trainer.learner.update(rows, iteration)
     assert len(optimizer.rates) >= 6
     assert optimizer.rates == sorted(optimizer.rates, reverse=True)
     assert 0 < optimizer.rates[-1] < 0.2
@@ -270,9 +270,9 @@ def test_cosine_with_minibatches_of_turns_lasts_until_the_end(make: Make) -> Non
 def test_epochs_and_minibatches_are_optimizer_steps(make: Make) -> None:
     trainer = make(update={"epochs": 3, "minibatch_trajectories": 5})  # 12 trajectories: 3 mini-batches of 4
     rows, seen = rows_of(trainer), []
-    step = trainer.optimizer_step
-    trainer.optimizer_step = lambda part, values: seen.append(part) or step(part, values)  # type: ignore
-    values = trainer.update(rows, 0)
+    step = trainer.learner.optimizer_step
+    trainer.learner.optimizer_step = lambda part, values: seen.append(part) or step(part, values)  # type: ignore
+    values = trainer.learner.update(rows, 0)
     assert [len({row.trajectory for row in part}) for part in seen] == [4] * 9
     for epoch in range(3):
         assert sorted(id(r) for part in seen[3 * epoch : 3 * epoch + 3] for r in part) == sorted(map(id, rows))
@@ -294,9 +294,9 @@ def test_kl_holds_dead_rows_too(make: Make) -> None:
     trainer = make(loss={"kl_coef": 1.0}, optimizer={"lr": 1e-2})
     rows = rows_of(trainer)
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in rows]
-    trainer.update(rows, 0)
+    trainer.learner.update(rows, 0)
     before = weights(trainer)
-    trainer.update(dead, 1)
+    trainer.learner.update(dead, 1)
     assert not unchanged(before, trainer)
 
 
@@ -305,7 +305,7 @@ def test_small_steps_move_weights_in_bfloat16_runs(make: Make) -> None:
     trainer = make(model={"dtype": "bfloat16"}, optimizer={"lr": 1e-6})
     rows = rows_of(trainer)
     before = weights(trainer)
-    values = trainer.update(rows, 0)
+    values = trainer.learner.update(rows, 0)
     assert values["update/optimizer_steps"] == 1
     trained = [(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True) if b.grad is not None]
     moved = sum(int(((a != b) & (b.grad != 0)).sum()) for a, b in trained)
