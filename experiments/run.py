@@ -52,7 +52,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
     try:
         distributed = Distributed()
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // distributed.world_size))
+            torch.set_num_threads(1)  # the environments use the other cores; two threads on busy ones are far slower
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = distributed.from_main(name)
         check_before_work(config, task_set, name)

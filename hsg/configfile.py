@@ -88,9 +88,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise ValueError(
-            f"--config must be valid YAML, got {str(path)!r}:{line} {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
-        ) from None
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"--config must be valid YAML, got {str(path)!r}:{line} {problem}") from None
     given = {} if given is None else given
     require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
     return given

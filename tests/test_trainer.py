@@ -180,7 +180,9 @@ def test_dead_iteration_leaves_weights_and_moments_alone(make: Make) -> None:
     rows = rows_of(trainer)
     trainer.learner.update(rows, 0)
     before, steps = weights(trainer), trainer.learner.optimizer_steps
-    moments = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()])
+    moments = json.dumps(
+        [[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()]
+    )
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in rows]
     for some in (dead, []):
         values = trainer.learner.update(some, 1)
@@ -188,7 +190,9 @@ def test_dead_iteration_leaves_weights_and_moments_alone(make: Make) -> None:
         assert "update/grad_norm" not in values
     assert unchanged(before, trainer)
     assert trainer.learner.optimizer_steps == steps == 1
-    after = json.dumps([[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()])
+    after = json.dumps(
+        [[v.double().sum().item() for v in s.values()] for s in trainer.learner.optimizer.state.values()]
+    )
     assert after == moments
     trainer.learner.update(rows, 2)
     assert not unchanged(before, trainer)
