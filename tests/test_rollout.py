@@ -190,9 +190,12 @@ def test_all_break_and_the_rollout_ends_on_time(guesser: Policy, fault: tuple[st
 # ---------------------------------------------------------------------------------------------------------- the judge
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: float) -> None:
-    """The conversation's own ids and the question, forwarded anew, are answered with the same tokens."""
+@pytest.mark.parametrize(("temperature", "max_action_tokens"), [(0.0, 8), (1.0, 8), (0.0, 3)])
+def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: float, max_action_tokens: int) -> None:
+    """The conversation's own ids and the question, forwarded anew, are answered with the same tokens.
+
+    With 3 tokens every response is cut off, so that the question has to close the last one.
+    """
     asked: list[list[int]] = []
 
     class Spy(Judge):
@@ -204,6 +207,8 @@ def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: 
                 text = self.prompts.judgment(episode.observation, len(episode.turns))
                 question = self.chat.next_user(text, closed=episode.conversation.closed)
                 stem = episode.conversation.ids[: episode.turns[-1].stop + 1] + question
+                at = episode.turns[-1].stop + (0 if episode.conversation.closed else 1)
+                assert stem[at] == self.chat.end_id
                 assert decoder.rows[row][: len(stem)] == stem
                 fresh = Decoder(self.model, self.chat.stop_ids, [stem], use_cache=False)
                 answer = fresh.sample(
@@ -218,9 +223,10 @@ def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: 
         config = JudgeConfig(max_tokens=12, temperature=temperature)
         return Spy(config, rollout.prompts, guesser.model, guesser.chat, context_limit=512, on_cache=True)
 
-    played, judgments = play(guesser, configure(), make_judge=make)
+    played, judgments = play(guesser, configure(max_action_tokens=max_action_tokens), make_judge=make)
     assert len(asked) == len(played) == 12
-    assert any(j.flagged for j in judgments)
+    assert any(j.flagged for j in judgments) or max_action_tokens == 3
+    assert max_action_tokens == 8 or all(t.turns[-1].truncated for t in played)
     assert all(k < len(t.turns) for t, j in zip(played, judgments, strict=True) for k in j.flagged)
     # Its tokens are no part of any trajectory.
     assert all(row.response_mask[-1] for t in played for row in t.rows)
