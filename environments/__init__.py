@@ -45,6 +45,6 @@ def make(name: str, **options: Any) -> TaskSet:
         kind = choices[0] if len(choices) == 1 else None
         if kind in _KINDS and not (value is None and type(None) in typing.get_args(hints[key])):
             fits = isinstance(value, (int, float) if kind is float else kind)
-            if not fits or (isinstance(value, bool) and kind is not bool):
+            if not fits:
                 raise ValueError(f"{name}.{key} must be {_KINDS[kind]}, got {value!r}; options are checked by type")
     return make_task_set(**options)
