@@ -47,6 +47,8 @@ def test_two_evaluations_meet_the_same_episodes(guesser: Policy) -> None:
     assert essence(one) == essence(play(guesser)) == essence(play(guesser, evaluation={"batch_size": 50}))
     assert [t.task.id for t in one] == [t.id for t in evaluation_tasks(configure(), GuessTaskSet())]
     assert essence(one) != essence(play(guesser, seed=1))
+    assert essence(play(guesser, evaluation={"num_tasks": 3})) == essence(one)[:3]
+    assert len({t.seed for t in one}) == 8  # each task is a world of its own
 
 
 def test_greedy_evaluation_does_not_depend_on_the_seed(guesser: Policy) -> None:
