@@ -52,6 +52,20 @@ def make_policy(config: Config, path: str, device: torch.device | str) -> Policy
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 
 
+def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
+    """The tasks of the training split. ValueError where there are too few for one iteration."""
+    split = config.environment.train_split
+    tasks = list(task_set.tasks(split))
+    if not tasks:
+        raise ValueError(f"environment.train_split must have tasks, got the empty split {split!r}; choose another")
+    if config.num_tasks > len(tasks):
+        raise ValueError(
+            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
+            f"iteration), got {config.num_tasks}; lower it or take more tasks"
+        )
+    return tasks
+
+
 class Trainer:
     """One run: `train()` goes through `train.iterations` iterations. `model_path` is the policy to start from."""
 
@@ -59,15 +73,7 @@ class Trainer:
         self, config: Config, task_set: TaskSet, model_path: str, distributed: Distributed, run: RunFolder | None
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
-        self.tasks = list(task_set.tasks(config.environment.train_split))
-        if not self.tasks:
-            split = config.environment.train_split
-            raise ValueError(f"environment.train_split must have tasks, got the empty split {split!r}; choose another")
-        if config.num_tasks > len(self.tasks):
-            raise ValueError(
-                f"num_tasks must be at most the {len(self.tasks)} tasks of the training split (none comes twice in one "
-                f"iteration), got {config.num_tasks}; lower it or take more tasks"
-            )
+        self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
         self.model = self.policy.model

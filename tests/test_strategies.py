@@ -61,8 +61,10 @@ def test_seed_decides_and_neighbours_do_not(guesser: Policy) -> None:
 
 
 def test_token_limit_cuts(guesser: Policy) -> None:
-    drawn = draw(guesser, max_tokens=2)
-    assert all((s.parsed, s.truncated, s.num_tokens) == (False, True, 2) for row in drawn for s in row)
+    cut = [s for row in draw(guesser, max_tokens=2) for s in row]
+    assert not any(s.parsed for s in cut)
+    assert all(s.truncated == (s.tokens.input_ids[-1] != guesser.chat.end_id) for s in cut)
+    assert {s.num_tokens for s in cut if s.truncated} == {2}
 
 
 def test_prompt_without_room_is_refused(guesser: Policy) -> None:

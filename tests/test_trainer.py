@@ -342,11 +342,11 @@ def test_no_task_twice_and_every_task_seen(make: Make, num_tasks: int) -> None:
 
 
 def test_tasks_that_cannot_be_had_are_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match="num_tasks must be at most the 8 tasks"):
+    with pytest.raises(ValueError, match=r"num_tasks must be at most the 8 tasks"):
         make(num_tasks=9)
     with pytest.raises(ValueError, match="empty split 'empty'"):
         make(environment={"train_split": "empty"})
-    with pytest.raises(ValueError, match="evaluation.split must have tasks"):
+    with pytest.raises(ValueError, match=r"evaluation.split must have tasks"):
         make(evaluation={"split": "empty"})
 
 
