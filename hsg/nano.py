@@ -30,7 +30,7 @@ TAGS = tuple(f"<{slash}{name}>" for name in ("strategy", "action", "judgment") f
 """One token each, yet ordinary text: the policy writes them, and decoding keeps them."""
 
 PHRASE = r"[^\n.,:()]*[\n.,:()]+\s*"
-"""Up to the next punctuation mark or line end. An engine that says the same things again and again says them in a few tokens."""
+"""Up to the next punctuation mark or line end: what an engine says again and again then costs a few tokens."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
