@@ -41,6 +41,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
     import torch
 
     import environments
+    from experiments.curves import write_curves
     from hsg.configfile import load_config
     from hsg.distributed import Distributed
     from hsg.tracking import RunFolder
@@ -68,7 +69,8 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
         seconds = time.monotonic() - began
         records += final_evaluations(config, task_set, trainer, iterations, model_path, seconds)
         if folder is not None:
-            print_table(records, folder.path)
+            curves = write_curves([folder.path], folder.path / "curves.png")
+            print_table(records, folder.path, curves)
             return folder.path
         return None
     finally:
@@ -144,9 +146,10 @@ def final_evaluations(
     return records
 
 
-def print_table(records: list[dict[str, Any]], folder: Path) -> None:
-    """The run folder, and one line per evaluation."""
+def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None) -> None:
+    """The run folder, its curves, and one line per evaluation."""
     print(f"\nrun folder: {folder}")
+    print(f"curves:     {curves or 'not drawn; pip install hsg[notebooks] brings matplotlib'}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:
