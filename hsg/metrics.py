@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hsg.credit import Credit
+from hsg.generation import Cost
 from hsg.protocol import StopReason
 from hsg.types import Candidates, Judgment, Trajectory
 
@@ -35,6 +36,13 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     """(sum, count) of some values."""
     held = [float(v) for v in values]
     return sum(held), float(len(held))
+
+
+def cost_metrics(costs: Mapping[str, Cost]) -> Sums:
+    """Positions really forwarded, by purpose, and tokens sampled in all."""
+    sums: Sums = {f"cost/{purpose}_positions": (float(cost.positions), 0.0) for purpose, cost in costs.items()}
+    sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
+    return sums
 
 
 def rollout_metrics(

@@ -176,12 +176,7 @@ class Trainer:
             if self.run is not None:
                 self.run.trajectories(iteration, records)
 
-        for name, cost in vars(costs).items():
-            sums[f"cost/{name}_positions"] = (float(cost.positions), 0.0)
-            sums["cost/sampled_tokens"] = mx.merge(
-                [{"x": sums.get("cost/sampled_tokens", (0.0, 0.0))}, {"x": (float(cost.sampled), 0.0)}]
-            )["x"]
-        merged = mx.merge(self.distributed.gather([sums]))
+        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs))]))
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
