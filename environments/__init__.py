@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import typing
 from typing import Any
 
 from hsg.protocol import TaskSet
@@ -16,6 +17,8 @@ _MODULES = {
     "toy": "environments.toy",
     "sciworld": "environments.sciworld",
 }
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def available() -> tuple[str, ...]:
@@ -36,4 +39,12 @@ def make(name: str, **options: Any) -> TaskSet:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known) or 'none'}"
             raise ValueError(f"{name}.{key} must be an option of environment {name!r}, got {key!r}; {hint}")
+    hints = typing.get_type_hints(make_task_set)
+    for key, value in options.items():
+        choices = [kind for kind in typing.get_args(hints.get(key)) or (hints.get(key),) if kind is not type(None)]
+        kind = choices[0] if len(choices) == 1 else None
+        if kind in _KINDS and not (value is None and type(None) in typing.get_args(hints[key])):
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            if not fits:
+                raise ValueError(f"{name}.{key} must be {_KINDS[kind]}, got {value!r}; options are checked by type")
     return make_task_set(**options)

@@ -13,14 +13,21 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Bad arguments are bad input like any other: one line instead of the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see --help")
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description="Train a language-model agent with strategies.",
         epilog="example: accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set seed=1",
     )
@@ -34,6 +41,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
     import torch
 
     import environments
+    from experiments.curves import write_curves
     from hsg.configfile import load_config
     from hsg.distributed import Distributed
     from hsg.tracking import RunFolder
@@ -45,14 +53,14 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
     try:
         distributed = Distributed()
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // distributed.world_size))
+            torch.set_num_threads(1)  # the environments use the other cores; two threads on busy ones are far slower
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = distributed.from_main(name)
         check_before_work(config, task_set, name)
         model_path = prepare_model(config, task_set, distributed)
-        if distributed.is_main:
-            folder = RunFolder(config, name)
-        trainer = Trainer(config, task_set, model_path, distributed, folder)
+        trainer = Trainer(config, task_set, model_path, distributed, None)
+        if distributed.is_main:  # only now: a model that cannot be loaded leaves no empty run behind
+            trainer.run = folder = RunFolder(config, name)
         records = []
         if config.evaluation.initial:
             records.append(trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training"))
@@ -61,7 +69,8 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
         seconds = time.monotonic() - began
         records += final_evaluations(config, task_set, trainer, iterations, model_path, seconds)
         if folder is not None:
-            print_table(records, folder.path)
+            curves = write_curves([folder.path], folder.path / "curves.png")
+            print_table(records, folder.path, curves)
             return folder.path
         return None
     finally:
@@ -79,9 +88,11 @@ def check_before_work(config: Any, task_set: Any, name: str) -> None:
     from hsg.evaluation import evaluation_tasks
     from hsg.models import resolve_model
     from hsg.prompts import Prompts
+    from hsg.trainer import training_tasks
 
+    training_tasks(config, task_set)
     Prompts.make(config.prompts.style, config.prompts.templates)
-    for split in (config.environment.train_split, config.evaluation.split, config.evaluation.test_split):
+    for split in (config.evaluation.split, config.evaluation.test_split):
         if split is not None:
             evaluation_tasks(config, task_set, split)
     if config.model.path != "nano":
@@ -135,9 +146,10 @@ def final_evaluations(
     return records
 
 
-def print_table(records: list[dict[str, Any]], folder: Path) -> None:
-    """The run folder, and one line per evaluation."""
+def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None) -> None:
+    """The run folder, its curves, and one line per evaluation."""
     print(f"\nrun folder: {folder}")
+    print(f"curves:     {curves or 'not drawn; pip install hsg[notebooks] brings matplotlib'}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:
@@ -151,8 +163,8 @@ def print_table(records: list[dict[str, Any]], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 1 the run itself failed, 130 interrupted."""
-    given = parse_arguments(arguments)
     try:
+        given = parse_arguments(arguments)
         run(given.config, given.set)
     except ValueError as error:
         return _say(error, 2)

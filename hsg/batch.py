@@ -62,7 +62,7 @@ def build_rows(
 def strategy_token_advantages(tokens: Tokens, credit: Credit, p: int, n: int) -> Tensor:
     """(T-1,) float32: the strategy's advantage on each of its sampled tokens."""
     assert credit.strategy_advantages is not None
-    return tokens.response_mask * credit.strategy_advantages[p, n].float()
+    return torch.where(tokens.response_mask, credit.strategy_advantages[p, n].float(), 0.0)
 
 
 def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Tensor]:

@@ -258,6 +258,7 @@ class NanoConfig:
     """The nano model: Qwen2 architecture and a byte-level BPE tokenizer, built locally from the warm start's texts."""
 
     vocab_size: int = 1024
+    pieces: Literal["words", "phrases"] = "words"  # what one token may at most hold
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4

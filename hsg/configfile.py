@@ -10,6 +10,7 @@ Deliberately absent: interpolation, includes, environment variables.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import types
 import typing
@@ -42,7 +43,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     """A Config from nested plain values; the bundle of `algorithm` comes before them."""
     given = {key: value for key, value in given.items()}
     algorithm = given.get("algorithm", "strata")
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else ""
         require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
@@ -59,7 +60,7 @@ def _claim_environment_section(nested: dict[str, Any]) -> None:
     environment = nested.get("environment")
     name = environment.get("name", EnvironmentConfig.name) if isinstance(environment, dict) else EnvironmentConfig.name
     known = {f.name for f in dataclasses.fields(Config)}
-    if name in nested and name not in known:
+    if isinstance(name, str) and name in nested and name not in known:
         options = nested.pop(name)
         require(isinstance(options, dict), name, "a mapping of options", options)
         section = nested.setdefault("environment", {})
@@ -87,9 +88,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise ValueError(
-            f"--config must be valid YAML, got {str(path)!r}:{line} {getattr(error, 'problem', error)}"
-        ) from None
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"--config must be valid YAML, got {str(path)!r}:{line} {problem}") from None
     given = {} if given is None else given
     require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
     return given
@@ -150,7 +150,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        inner = [a for a in typing.get_args(hint) if a is not type(None)][0]
+        inner = next(a for a in typing.get_args(hint) if a is not type(None))
         return _convert(value, inner, key)
     if origin is Literal:
         choices = typing.get_args(hint)
@@ -181,10 +181,12 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         require(number and value == value and abs(value) != float("inf"), key, "a finite number", value)
         return float(value)
     if hint is str:
-        # A run may well be named 1 or 2026.
-        require(isinstance(value, (str, int, float)) and not isinstance(value, bool), key, "a text", value)
+        # A run may well be named 1 or 2026 or 2026-11-29, and YAML reads the last one as a date.
+        plain = isinstance(value, (str, int, float, datetime.date)) and not isinstance(value, bool)
+        require(plain, key, "a text", value)
         return str(value)
     if origin is dict:
         require(value is None or isinstance(value, Mapping), key, "a mapping", value)
+        require(all(isinstance(name, str) for name in value or {}), key, "a mapping with text keys", value)
         return dict(value or {})
     raise AssertionError(f"no rule for {key}: {hint}")

@@ -21,11 +21,17 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def has_accelerator() -> bool:
+    """Whether this machine has a GPU (or another accelerator) that torch can use."""
+    return torch.accelerator.is_available()
+
+
 class Distributed:
     """One process among `world_size`; everything works alone too."""
 
     def __init__(self) -> None:
-        self.accelerator = Accelerator()
+        # Under torchrun the launcher's use_cpu does not arrive, and every rank would believe it is alone.
+        self.accelerator = Accelerator(cpu=not has_accelerator())
         self.rank: int = self.accelerator.process_index
         self.world_size: int = self.accelerator.num_processes
         self.is_main: bool = self.accelerator.is_main_process

@@ -9,7 +9,10 @@ from hsg.protocol import StopReason
 from hsg.types import Candidates, Judgment, Trajectory
 
 Sums = dict[str, tuple[float, float]]
-"""Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined."""
+"""Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
+
+TOTALS = ("cost/", "advantage/penalty_only_groups")
+"""Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
 
 def merge(parts: Iterable[Sums]) -> Sums:
@@ -24,7 +27,8 @@ def merge(parts: Iterable[Sums]) -> Sums:
 
 def finish(sums: Sums) -> dict[str, float]:
     """Plain numbers; what was never counted is left out."""
-    return {name: total / count for name, (total, count) in sums.items() if count > 0}
+    totals = {name: total for name, (total, _) in sums.items() if name.startswith(TOTALS)}
+    return totals | {name: total / count for name, (total, count) in sums.items() if name not in totals and count > 0}
 
 
 def mean(values: Iterable[float]) -> tuple[float, float]:
@@ -78,8 +82,7 @@ def rollout_metrics(
     num_groups = len(trajectories) * len(trajectories[0]) if trajectories else 0
     for name, value in credit.metrics.items():
         groups = len(trajectories) if name.startswith("advantage/strategy_") else num_groups
-        whole = name == "advantage/penalty_only_groups"
-        sums[name] = (value, 1.0) if whole else (value * groups, float(groups))
+        sums[name] = (value, 1.0) if name in TOTALS else (value * groups, float(groups))
     return sums
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -29,6 +29,9 @@ HEADERS = (f"{START}user\n", f"{START}assistant\n")
 TAGS = tuple(f"<{slash}{name}>" for name in ("strategy", "action", "judgment") for slash in ("", "/"))
 """One token each, yet ordinary text: the policy writes them, and decoding keeps them."""
 
+PHRASE = r"[^\n.,:()]*[\n.,:()]+\s*"
+"""Up to the next punctuation mark or line end: what an engine says again and again then costs a few tokens."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -38,10 +41,17 @@ CHAT_TEMPLATE = (
 _OWN_TOKENS = re.compile("|".join(map(re.escape, (PAD, START, END, *TAGS))))
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> Any:
-    """A byte-level BPE tokenizer with ChatML turns, trained on `texts`; the same texts give the same tokenizer."""
+def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, pieces: str = "words") -> Any:
+    """A byte-level BPE tokenizer with ChatML turns, trained on `texts`; the same texts give the same tokenizer.
+
+    pieces   what a token may at most hold: a word, or (`phrases`) a stretch of text up to punctuation or a line's end
+    """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pieces == "phrases":
+        phrase = pre_tokenizers.Split(Regex(PHRASE), "isolated")
+        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([phrase, whole])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(TAGS),
@@ -67,7 +77,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> A
 def build_nano(texts: Iterable[str], nano: NanoConfig, folder: str | Path, *, seed: int = 0) -> Path:
     """Write tokenizer and randomly initialised model into `folder` and return it. Same arguments, same bytes."""
     folder = Path(folder)
-    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings)
+    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings, nano.pieces)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=nano.hidden_size,

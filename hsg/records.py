@@ -38,8 +38,16 @@ def iteration_records(
         task_index = first_task_index + p
         head = {"task_id": groups[0][0].task.id, "task_index": task_index}
         if candidates is not None:
-            texts = [s.text for s in candidates[p].strategies]
-            records.append({"kind": "candidates", **head, "texts": texts, "selected": list(candidates[p].selected)})
+            drawn = candidates[p].strategies
+            records.append(
+                {
+                    "kind": "candidates",
+                    **head,
+                    "texts": [s.text for s in drawn],
+                    "parsed": [s.parsed for s in drawn],  # without it the selection could not be recomputed
+                    "selected": list(candidates[p].selected),
+                }
+            )
             for n, strategy in enumerate(candidates[p].kept):
                 records.append(_strategy_record(config, head, p, n, candidates[p].selected[n], strategy, credit))
         for n, group in enumerate(groups):
@@ -89,7 +97,7 @@ def _trajectory_record(
                 "advantage": credit.turn_advantages[place][k].item() if valid else 0.0,
                 "format_penalty": credit.turn_format_penalties[place][k].item(),
                 "length_penalty": credit.turn_length_penalties[place][k].item(),
-            }  # fmt: skip
+            }
         )
     record = {
         "kind": "trajectory", **head, "split": trajectory.task.split, "seed": trajectory.seed,
@@ -105,7 +113,7 @@ def _trajectory_record(
             for turn_record, fields in zip(turns, tokens, strict=True):
                 turn_record |= fields
         else:
-            record |= tokens[0] if tokens else dict.fromkeys(TOKEN_FIELDS, [])
+            record |= tokens[0] if tokens else {name: [] for name in TOKEN_FIELDS}
     return record
 
 

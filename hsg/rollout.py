@@ -13,6 +13,7 @@ Deliberately absent: advantages and anything else that looks at more than one tr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,7 @@ def _split(episodes: Sequence[Episode], num_parts: int) -> list[list[Episode]]:
             groups.append([episode])
     num_parts = min(num_parts, len(groups))
     bounds = [round(i * len(groups) / num_parts) for i in range(num_parts + 1)]
-    return [[e for group in groups[a:b] for e in group] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [[e for group in groups[a:b] for e in group] for a, b in itertools.pairwise(bounds)]
 
 
 class _Stream:

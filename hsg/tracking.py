@@ -63,17 +63,14 @@ class RunFolder:
         """Append one iteration's numbers."""
         kept = {k: v for k, v in sorted(values.items()) if math.isfinite(v)}
         self._append("metrics.jsonl", {"iteration": iteration, **kept})
-        if self._wandb is not None:
-            # No step argument: wandb drops values whose step goes backwards, and evaluation comes after training.
-            self._wandb.log({"iteration": iteration, **kept})
+        self._mirror({"iteration": iteration, **kept})
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Append one evaluation."""
         self._append("eval.jsonl", record)
-        if self._wandb is not None:
-            label = record.get("label", "evaluation")
-            numbers = {f"evaluation/{label}/{k}": v for k, v in record.items() if isinstance(v, (int, float))}
-            self._wandb.log({"iteration": record.get("iteration", 0), **numbers})
+        label = record.get("label", "evaluation")
+        numbers = {f"evaluation/{label}/{k}": v for k, v in record.items() if isinstance(v, (int, float))}
+        self._mirror({"iteration": record.get("iteration", 0), **numbers})
 
     def trajectories(self, iteration: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write one iteration's records, whole or not at all."""
@@ -90,9 +87,26 @@ class RunFolder:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(_to_json(record) + "\n")
 
+    def _mirror(self, values: Mapping[str, Any]) -> None:
+        if self._wandb is None:
+            return
+        try:
+            # No step argument: wandb drops values whose step goes backwards, and evaluation comes after training.
+            self._wandb.log(dict(values))
+        except Exception as error:
+            self._give_up_wandb(error)
+
+    def _give_up_wandb(self, error: Exception) -> None:
+        print(f"wandb is not used any more: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+        self._wandb = None
+
     def close(self) -> None:
-        if self._wandb is not None:
+        if self._wandb is None:
+            return
+        try:
             self._wandb.finish(quiet=True)
+        except Exception as error:
+            self._give_up_wandb(error)
 
 
 def _to_json(record: Mapping[str, Any]) -> str:

@@ -15,18 +15,16 @@ iterations, any mention of an algorithm's name, exact resume.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from hsg import metrics as mx
-from hsg.batch import Row, build_rows, collate, microbatches, minibatches
+from hsg.batch import Row, build_rows
 from hsg.chat import ChatFormat
 from hsg.checkpoint import save_checkpoint
 from hsg.config import Config
@@ -34,10 +32,10 @@ from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.evaluation import evaluate, evaluation_tasks
-from hsg.generation import derive_seed, make_generator
+from hsg.generation import derive_seed
 from hsg.judge import Judge
-from hsg.losses import count_denominators, finish_metrics, merge_metrics, policy_loss
-from hsg.models import load_encoder, load_policy, score, stop_ids
+from hsg.learner import Learner
+from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
 from hsg.rollout import Policy, Rollout, RolloutCosts
@@ -54,6 +52,20 @@ def make_policy(config: Config, path: str, device: torch.device | str) -> Policy
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 
 
+def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
+    """The tasks of the training split. ValueError where there are too few for one iteration."""
+    split = config.environment.train_split
+    tasks = list(task_set.tasks(split))
+    if not tasks:
+        raise ValueError(f"environment.train_split must have tasks, got the empty split {split!r}; choose another")
+    if config.num_tasks > len(tasks):
+        raise ValueError(
+            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
+            f"iteration), got {config.num_tasks}; lower it or take more tasks"
+        )
+    return tasks
+
+
 class Trainer:
     """One run: `train()` goes through `train.iterations` iterations. `model_path` is the policy to start from."""
 
@@ -61,15 +73,7 @@ class Trainer:
         self, config: Config, task_set: TaskSet, model_path: str, distributed: Distributed, run: RunFolder | None
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
-        self.tasks = list(task_set.tasks(config.environment.train_split))
-        if not self.tasks:
-            split = config.environment.train_split
-            raise ValueError(f"environment.train_split must have tasks, got the empty split {split!r}; choose another")
-        if config.num_tasks > len(self.tasks):
-            raise ValueError(
-                f"num_tasks must be at most the {len(self.tasks)} tasks of the training split (none comes twice in one "
-                f"iteration), got {config.num_tasks}; lower it or take more tasks"
-            )
+        self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
         self.model = self.policy.model
@@ -79,15 +83,13 @@ class Trainer:
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
-        options = config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=options.lr,
-            betas=(options.beta1, options.beta2),
-            weight_decay=options.weight_decay,
+        self.learner = Learner(
+            config,
+            self.model,
+            distributed,
+            context_limit=self.policy.context_limit,
+            reference=None if self.reference is None else self.reference.model,
         )
-        self.optimizer_steps = 0
-        self.nonfinite_in_a_row = 0
 
     def _make_judge(self) -> Judge:
         config = self.config
@@ -168,7 +170,7 @@ class Trainer:
             sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
             records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
         with clock("update"):
-            update_values = self.update(rows, iteration)
+            update_values = self.learner.update(rows, iteration)
         with clock("records"):
             records = self.distributed.gather(records)
             if self.run is not None:
@@ -180,11 +182,10 @@ class Trainer:
                 [{"x": sums.get("cost/sampled_tokens", (0.0, 0.0))}, {"x": (float(cost.sampled), 0.0)}]
             )["x"]
         merged = mx.merge(self.distributed.gather([sums]))
-        totals = {name: total for name, (total, _) in merged.items() if name.startswith("cost/")}
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
-        return {**mx.finish(merged), **totals, **update_values, **times}
+        return {**mx.finish(merged), **update_values, **times}
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
@@ -254,120 +255,6 @@ class Trainer:
                 f"first errors: {' | '.join(dict.fromkeys(examples))}"
             )
 
-    # ---------------------------------------------------------------------------------------------------- the update
-
-    def update(self, rows: list[Row], iteration: int) -> dict[str, float]:
-        """Epochs x mini-batches of optimizer steps on this iteration's rows."""
-        config = self.config.update
-        rows = self._with_reference(rows)
-        by_row = config.minibatch_turns is not None
-        units = len([r for r in rows if r.level == 1]) if by_row else len({r.trajectory for r in rows})
-        units = int(self.distributed.sum(torch.tensor(float(units))).item())
-        size = config.minibatch_turns or config.minibatch_trajectories or max(units, 1)
-        num_parts = max(1, math.ceil(units / size))
-        parts_metrics, values = [], {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
-        norms: list[float] = []
-        self.model.train()
-        for epoch in range(config.epochs):
-            generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
-            for part in minibatches(rows, num_parts, generator, by_row=by_row):
-                step_metrics, norm = self.optimizer_step(part, values)
-                parts_metrics.append(step_metrics)
-                if norm is not None:
-                    norms.append(norm)
-        self.model.eval()
-        merged = merge_metrics(m for rank in self.distributed.gather([merge_metrics(parts_metrics)]) for m in [rank])
-        values |= {f"update/{name}": value for name, value in finish_metrics(merged).items()}
-        if norms:
-            values["update/grad_norm"] = sum(norms) / len(norms)
-        values |= {"update/learning_rate": self.learning_rate(), "update/optimizer_steps": float(self.optimizer_steps)}
-        return values
-
-    def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
-        """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
-        config = self.config.loss
-        options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
-        device = self.distributed.device
-        counted = [collate(part).to(device) for part in microbatches(rows, self.config.update.microbatch_tokens)]
-        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in counted]
-        num_levels = 2 if config.level_reduction == "separate" else 1
-        denominators = self.distributed.sum(
-            torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
-        )
-        # Rows without any advantage pull nowhere unless a KL holds them: they count above but are not forwarded.
-        live = rows if config.kl_coef > 0 else [row for row in rows if bool((row.advantages != 0).any())]
-        if self.distributed.max(float(len(live))) == 0:
-            values["update/skipped_dead"] += 1
-            return {}, None  # no gradient at all: weights and moments stay as they are
-        self.optimizer.zero_grad(set_to_none=True)
-        parts_metrics = []
-        for part in microbatches(live, self.config.update.microbatch_tokens):
-            batch = collate(part).to(device)
-            logprobs, entropy = score(self.model, batch, with_entropy=True)  # (B, T-1)
-            loss, loss_metrics = policy_loss(
-                logprobs,
-                batch.old_logprobs,
-                batch.advantages,
-                batch.response_mask,
-                levels=batch.levels,
-                ref_logprobs=batch.ref_logprobs,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                kl_coef=config.kl_coef,
-                kl_estimator=config.kl_estimator,
-                strategy_weight=config.strategy_weight,
-                action_weight=config.action_weight,
-                denominators=denominators,
-                token_limit=config.token_limit or self.config.rollout.max_tokens or self.policy.context_limit,
-                entropy=None if entropy is None else entropy.detach(),
-                **options,
-            )
-            loss.backward()
-            parts_metrics.append(loss_metrics)
-        self.distributed.sum_gradients(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
-        if not math.isfinite(norm):
-            values["update/skipped_nonfinite"] += 1
-            self.nonfinite_in_a_row += 1
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
-                raise RuntimeError(
-                    f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
-                    "lower optimizer.lr or look at the last trajectories"
-                )
-            return merge_metrics(parts_metrics), None
-        self.nonfinite_in_a_row = 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.step()
-        self.optimizer_steps += 1
-        return merge_metrics(parts_metrics), norm
-
-    def learning_rate(self) -> float:
-        """Linear warm-up, then constant or cosine to 0, by optimizer steps (the same on any number of ranks)."""
-        options, update = self.config.optimizer, self.config.update
-        warm = min(1.0, (self.optimizer_steps + 1) / (options.warmup_steps + 1))
-        if options.schedule == "constant":
-            return options.lr * warm
-        _, rollouts = self.config.group_shape
-        units = self.config.num_tasks * self.config.group_shape[0] * rollouts
-        per_iteration = update.epochs * math.ceil(units / (update.minibatch_trajectories or units))
-        total = max(1, self.config.train.iterations * per_iteration)
-        done = min(1.0, self.optimizer_steps / total)
-        return options.lr * warm * 0.5 * (1 + math.cos(math.pi * done))
-
-    @torch.no_grad()
-    def _with_reference(self, rows: list[Row]) -> list[Row]:
-        """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""
-        if self.reference is None or self.config.loss.kl_coef == 0:
-            return rows
-        scored: dict[int, Row] = {}
-        for part in microbatches(rows, self.config.update.microbatch_tokens):
-            logprobs, _ = score(self.reference.model, collate(part).to(self.distributed.device))
-            for row, values in zip(part, logprobs.cpu(), strict=True):
-                scored[id(row)] = replace(row, ref_logprobs=values[: len(row) - 1])
-        return [scored[id(row)] for row in rows]
-
     # ------------------------------------------------------------------------------------------- evaluating and saving
 
     def evaluate(self, iteration: int, label: str, **options: Any) -> dict[str, Any]:
@@ -390,7 +277,7 @@ class Trainer:
     def save(self, iteration: int) -> None:
         """Write a checkpoint of the current policy."""
         if self.run is not None:
-            state = {"optimizer_steps": self.optimizer_steps, "seed": self.config.seed}
+            state = {"optimizer_steps": self.learner.optimizer_steps, "seed": self.config.seed}
             keep = self.config.checkpoint.keep
             save_checkpoint(self.run.path, iteration, self.model, self.policy.tokenizer, state, keep)
         self.distributed.barrier()

@@ -2,7 +2,7 @@
 
     from fakes import GuessTaskSet, ScriptedDecoder, tiny_model, ...
 
-A fake is a small real thing (a game, a decoder that answers from a list, a random model), never a mock with expectations.
+A fake is a small real thing (a game, a decoder that answers from a list, a random model), never a mock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from hsg.chat import ChatFormat, Conversation
 from hsg.generation import Cost, Sampled
 from hsg.prompts import Prompts, action_response, judgment_response, strategy_response
-from hsg.protocol import Environment, StepResult, Task, TaskSet
+from hsg.protocol import Environment, StepResult, StopReason, Task, TaskSet
+from hsg.types import Strategy, Tokens, Trajectory, Turn
 
 NUMBERS = range(6)
 HINTS = ("warm", "cold and wet", "a dry place", "high up")
@@ -228,3 +229,56 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
+
+
+def make_tokens(*parts: tuple[int, bool], temperature: float = 1.0) -> Tokens:
+    """A row of `(how many ids, sampled?)` parts; ids count up from 10, the n-th id has log-prob -n / 100."""
+    sampled = [is_sampled for count, is_sampled in parts for _ in range(count)]
+    mask = torch.tensor(sampled[1:], dtype=torch.bool)
+    logprobs = -torch.arange(1, len(sampled), dtype=torch.float32) / 100
+    return Tokens(
+        input_ids=torch.arange(10, 10 + len(sampled)),
+        response_mask=mask,
+        logprobs=torch.where(mask, logprobs, 0.0),
+        temperatures=torch.where(mask, temperature, 1.0),
+    )
+
+
+def make_strategy(text: str = "try 1", num_tokens: int = 3, *, parsed: bool = True, token_limit: int = 10) -> Strategy:
+    """A strategy whose row has 4 prompt ids."""
+    return Strategy(text, parsed, False, make_tokens((4, False), (num_tokens, True)), token_limit)
+
+
+def make_trajectory(
+    outcome: float | None,
+    num_tokens: Sequence[int] = (2, 5, 3),
+    *,
+    reason: StopReason = StopReason.DONE,
+    unparsed: Sequence[int] = (),
+    invalid: Sequence[int] = (),
+    window: bool = False,
+    token_limit: int = 10,
+    task: str = "t",
+) -> Trajectory:
+    """Turns of so many sampled tokens; prompt and observations are 4 ids each. outcome None: env_error."""
+    turns, parts, rows = [], [], []
+    start = 3  # the first sampled id is number 4, which position 3 predicts
+    for k, count in enumerate(num_tokens):
+        row = 0
+        if window:
+            row, start = k, 3
+            rows.append(make_tokens((4, False), (count, True)))
+        parts += [(4, False), (count, True)]
+        action = None if k in unparsed else f"act {k}"
+        turns.append(
+            Turn(f"see {k}", f"say {k}", action, 0.0, action is not None and k not in invalid, False, row, start,
+                 start + count, token_limit)
+        )  # fmt: skip
+        start += count + 4
+    if not window and parts:
+        rows = [make_tokens(*parts)]
+    return Trajectory(
+        task=Task(task, "train"), seed=1, strategy_index=0, rollout_index=0, strategy="try 1", turns=tuple(turns),
+        rows=tuple(rows), outcome=outcome, score=outcome or 0.0, success=outcome == 1.0,
+        stop_reason=StopReason.ENV_ERROR if outcome is None else reason, final_observation="end",
+    )  # fmt: skip

@@ -323,7 +323,7 @@ def test_window_prompts(chat: ChatFormat, window_turns: int) -> None:
     shown = "".join(history[len(history) - window_turns :])
     expected = f"Guess. It is high up.\n<strategy>try 3</strategy>{shown}\nNo.\n4 <action>?"
     assert prompts[3] == chat.prompt(expected)
-    assert prompts[0] == chat.prompt("Guess. It is high up.\n<strategy>try 3</strategy>\n\n1 <action>?")
+    assert prompts[0] == chat.prompt(PROMPTS.first_action("Guess. It is high up.", "try 3"))
     trajectory = episode.trajectory()
     assert [turn.row for turn in trajectory.turns] == [0, 1, 2, 3]
     for turn, row, prompt, text in zip(trajectory.turns, trajectory.rows, prompts, said, strict=True):

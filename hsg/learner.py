@@ -1,0 +1,157 @@
+"""The update: rows in, changed weights out. Epochs x mini-batches x micro-batches of ONE loss, global denominators.
+
+    optimizer step = count denominators over all micro-batches and ranks
+                   -> score, policy_loss, backward for each micro-batch
+                   -> add gradients over ranks, clip, step
+
+so that neither the micro-batch split nor the number of ranks changes the gradient.  Deliberately absent: a scaler (master
+weights are float32), gradient accumulation by averaging, replay of rows from older iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hsg.batch import Row, collate, microbatches, minibatches
+from hsg.config import Config
+from hsg.distributed import Distributed
+from hsg.generation import make_generator
+from hsg.losses import count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.models import score
+from hsg.types import ACTION
+
+
+class Learner:
+    """Owns the optimizer of one model. `reference`: the model that a KL term holds on to, or None."""
+
+    def __init__(
+        self, config: Config, model: Any, distributed: Distributed, *, context_limit: int, reference: Any = None
+    ) -> None:
+        self.config, self.model, self.distributed = config, model, distributed
+        self.reference, self.context_limit = reference, context_limit
+        options = config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=options.lr,
+            betas=(options.beta1, options.beta2),
+            weight_decay=options.weight_decay,
+        )
+        self.optimizer_steps = 0
+        self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
+        self.nonfinite_in_a_row = 0
+
+    def update(self, rows: list[Row], iteration: int) -> dict[str, float]:
+        """Epochs x mini-batches of optimizer steps on this iteration's rows."""
+        config = self.config.update
+        rows = self._with_reference(rows)
+        by_row = config.minibatch_turns is not None
+        units = len([r for r in rows if r.level == ACTION]) if by_row else len({r.trajectory for r in rows})
+        units = int(self.distributed.sum(torch.tensor(float(units))).item())
+        size = config.minibatch_turns or config.minibatch_trajectories or max(units, 1)
+        num_parts = max(1, math.ceil(units / size))
+        parts_metrics, values = [], {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
+        norms: list[float] = []
+        self.model.train()
+        for epoch in range(config.epochs):
+            generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
+            for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
+                behind = (epoch * num_parts + place) / (config.epochs * num_parts)
+                self.progress = (iteration + behind) / max(1, self.config.train.iterations)
+                step_metrics, norm = self.optimizer_step(part, values)
+                parts_metrics.append(step_metrics)
+                if norm is not None:
+                    norms.append(norm)
+        self.model.eval()
+        merged = merge_metrics(m for rank in self.distributed.gather([merge_metrics(parts_metrics)]) for m in [rank])
+        values |= {f"update/{name}": value for name, value in finish_metrics(merged).items()}
+        if norms:
+            values["update/grad_norm"] = sum(norms) / len(norms)
+        values |= {"update/learning_rate": self.learning_rate(), "update/optimizer_steps": float(self.optimizer_steps)}
+        return values
+
+    def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
+        """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
+        config = self.config.loss
+        options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
+        device = self.distributed.device
+        counted = [collate(part).to(device) for part in microbatches(rows, self.config.update.microbatch_tokens)]
+        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in counted]
+        num_levels = 2 if config.level_reduction == "separate" else 1
+        denominators = self.distributed.sum(
+            torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
+        )
+        # Rows without any advantage pull nowhere unless a KL holds them: they count above but are not forwarded.
+        live = rows if config.kl_coef > 0 else [row for row in rows if bool((row.advantages != 0).any())]
+        if self.distributed.max(float(len(live))) == 0:
+            values["update/skipped_dead"] += 1
+            return {}, None  # no gradient at all: weights and moments stay as they are
+        self.optimizer.zero_grad(set_to_none=True)
+        parts_metrics = []
+        for part in microbatches(live, self.config.update.microbatch_tokens):
+            batch = collate(part).to(device)
+            logprobs, entropy = score(self.model, batch, with_entropy=True)  # (B, T-1)
+            loss, loss_metrics = policy_loss(
+                logprobs,
+                batch.old_logprobs,
+                batch.advantages,
+                batch.response_mask,
+                levels=batch.levels,
+                ref_logprobs=batch.ref_logprobs,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                kl_coef=config.kl_coef,
+                kl_estimator=config.kl_estimator,
+                strategy_weight=config.strategy_weight,
+                action_weight=config.action_weight,
+                denominators=denominators,
+                token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
+                entropy=None if entropy is None else entropy.detach(),
+                **options,
+            )
+            loss.backward()
+            parts_metrics.append(loss_metrics)
+        self.distributed.sum_gradients(self.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
+        if not math.isfinite(norm):
+            values["update/skipped_nonfinite"] += 1
+            self.nonfinite_in_a_row += 1
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
+                raise RuntimeError(
+                    f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
+                    "lower optimizer.lr or look at the last trajectories"
+                )
+            return merge_metrics(parts_metrics), None
+        self.nonfinite_in_a_row = 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimizer.step()
+        self.optimizer_steps += 1
+        return merge_metrics(parts_metrics), norm
+
+    def learning_rate(self) -> float:
+        """Linear warm-up by optimizer steps, then constant, or cosine to 0 at the end of the run's last mini-batch.
+
+        The cosine goes by mini-batches passed, so that neither skipped steps nor the number of ranks or turns move it.
+        """
+        options = self.config.optimizer
+        warm = min(1.0, (self.optimizer_steps + 1) / (options.warmup_steps + 1))
+        if options.schedule == "constant":
+            return options.lr * warm
+        return options.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress)))
+
+    @torch.no_grad()
+    def _with_reference(self, rows: list[Row]) -> list[Row]:
+        """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""
+        if self.reference is None or self.config.loss.kl_coef == 0:
+            return rows
+        scored: dict[int, Row] = {}
+        for part in microbatches(rows, self.config.update.microbatch_tokens):
+            logprobs, _ = score(self.reference, collate(part).to(self.distributed.device))
+            for row, values in zip(part, logprobs.cpu(), strict=True):
+                scored[id(row)] = replace(row, ref_logprobs=values[: len(row) - 1])
+        return [scored[id(row)] for row in rows]

@@ -1,0 +1,140 @@
+"""Evaluation and checkpoints: the same episodes every time, strategies taken away or exchanged, folders whole or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import GuessTaskSet
+from test_trainer import configure
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hsg.checkpoint
+from hsg.checkpoint import save_checkpoint
+from hsg.distributed import Distributed
+from hsg.evaluation import evaluate, evaluation_tasks, play_once
+from hsg.rollout import Policy
+from hsg.types import Trajectory
+
+
+def play(policy: Policy, task_set: GuessTaskSet | None = None, seed: int = 0, **given: Any) -> list[Trajectory]:
+    strategies = given.pop("strategies", "own")
+    config = configure(evaluation={"batch_size": 3, "temperature": 1.0, **given.pop("evaluation", {})}, **given)
+    task_set = task_set or GuessTaskSet()
+    return play_once(config, policy, task_set, evaluation_tasks(config, task_set), seed=seed, strategies=strategies)
+
+
+def essence(played: list[Trajectory]) -> list[Any]:
+    return [(t.task.id, t.seed, t.strategy, [turn.response for turn in t.turns], t.outcome) for t in played]
+
+
+def test_tasks_are_fixed_and_disjoint_from_training() -> None:
+    """B20: neither the seed nor the process matters, and a larger set begins with the smaller one."""
+    task_set = GuessTaskSet(num_tasks=40)
+    few = evaluation_tasks(configure(evaluation={"num_tasks": 10}), task_set)
+    assert few == evaluation_tasks(configure(seed=5, evaluation={"num_tasks": 10}), task_set)
+    assert few == evaluation_tasks(configure(evaluation={"num_tasks": 20}), task_set)[:10]
+    assert len(evaluation_tasks(configure(evaluation={"num_tasks": None}), task_set)) == 40
+    assert not {t.id for t in few} & {t.id for t in task_set.tasks("train")}
+    assert [t.id for t in few] != [t.id for t in task_set.tasks("dev")[:10]]
+
+
+def test_two_evaluations_meet_the_same_episodes(guesser: Policy) -> None:
+    one = play(guesser)
+    assert essence(one) == essence(play(guesser)) == essence(play(guesser, evaluation={"batch_size": 50}))
+    assert [t.task.id for t in one] == [t.id for t in evaluation_tasks(configure(), GuessTaskSet())]
+    assert essence(one) != essence(play(guesser, seed=1))
+    assert essence(play(guesser, evaluation={"num_tasks": 3})) == essence(one)[:3]
+    assert len({t.seed for t in one}) == 8  # each task is a world of its own
+
+
+def test_greedy_evaluation_does_not_depend_on_the_seed(guesser: Policy) -> None:
+    one, other = (play(guesser, seed=seed, evaluation={"temperature": 0.0}) for seed in (0, 1))
+    assert [t.turns[0].response for t in one] == [t.turns[0].response for t in other]
+    assert [t.strategy for t in one] == [t.strategy for t in other]
+
+
+def test_strategies_taken_away_and_exchanged(guesser: Policy) -> None:
+    own = [t.strategy for t in play(guesser)]
+    assert all(own)
+    assert len(set(own)) > 1
+    assert [t.strategy for t in play(guesser, strategies="blank")] == [""] * 8
+    # Each task gets the strategy of the task half a round away.
+    assert [t.strategy for t in play(guesser, strategies="shuffled")] == own[4:] + own[:4]
+    flat = {"algorithm": "grpo", "judge": {"enabled": False}}
+    assert [t.strategy for t in play(guesser, **flat)] == [None] * 8
+
+
+def test_record_by_hand(guesser: Policy) -> None:
+    """Episodes that broke are counted and left out of the means."""
+    task_set = GuessTaskSet(faults=lambda n: ("start", "raise") if n == 0 else None)
+    config = configure(evaluation={"temperature": 1.0}, rollout={"env_threads": 1})
+    tasks = evaluation_tasks(config, task_set)
+    record = evaluate(config, guesser, task_set, tasks, Distributed(), label="x", iteration=3)
+    played = [t for t in play(guesser) if t.task.id != tasks[0].id]
+    assert (record["iteration"], record["label"], record["split"]) == (3, "x", "dev")
+    assert (record["num_tasks"], record["num_failed"]) == (8, 1)
+    assert record["outcome"] == pytest.approx(sum(t.outcome or 0.0 for t in played) / 7)
+    assert record["success"] == pytest.approx(sum(t.success for t in played) / 7)
+    assert record["turns"] == pytest.approx(sum(len(t.turns) for t in played) / 7)
+    for kind in ("even", "odd"):
+        mine = [t for t in played if t.task.kind == kind]
+        assert record["by_kind"][kind]["num_tasks"] == len(mine)
+        assert record["by_kind"][kind]["score"] == pytest.approx(sum(t.score for t in mine) / len(mine))
+    json.dumps(record, allow_nan=False)
+
+
+def test_all_broken_is_a_record_without_means(guesser: Policy) -> None:
+    task_set = GuessTaskSet(faults=lambda n: ("start", "raise"))
+    config = configure()
+    tasks = evaluation_tasks(config, task_set)
+    record = evaluate(config, guesser, task_set, tasks, Distributed(), label="x")
+    assert (record["num_tasks"], record["num_failed"]) == (8, 8)
+    assert "score" not in record
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_checkpoint_is_a_model_folder(guesser: Policy, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 10, guesser.model, guesser.tokenizer, {"seed": 3}, None)
+    assert folder == tmp_path / "checkpoints" / "iteration_000010"
+    assert json.loads((folder / "state.json").read_text()) == {"iteration": 10, "seed": 3}
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64)
+    for a, b in zip(model.parameters(), guesser.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    ids = guesser.chat.prompt("Guess.")
+    assert AutoTokenizer.from_pretrained(folder / "model").decode(ids) == guesser.tokenizer.decode(ids)
+
+
+def test_newest_checkpoints_and_the_initial_one_are_kept(guesser: Policy, tmp_path: Path) -> None:
+    for iteration in (0, 2, 4, 6):
+        save_checkpoint(tmp_path, iteration, guesser.model, guesser.tokenizer, {}, 2)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["iteration_000000", "iteration_000004", "iteration_000006"]
+
+
+def test_save_cut_half_way_leaves_the_older_one(
+    guesser: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B18: neither a half checkpoint under its name nor a lost older one, and the next save works."""
+    save_checkpoint(tmp_path, 2, guesser.model, guesser.tokenizer, {}, 1)
+    save = hsg.checkpoint.save_model
+
+    def cut(folder: Path, model: Any, tokenizer: Any) -> None:
+        save(folder, model, tokenizer)
+        (folder / "config.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hsg.checkpoint, "save_model", cut)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 4, guesser.model, guesser.tokenizer, {}, 1)
+    assert [p.name for p in (tmp_path / "checkpoints").glob("iteration_*")] == ["iteration_000002"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints" / "iteration_000002" / "model")
+    monkeypatch.undo()
+    folder = save_checkpoint(tmp_path, 4, guesser.model, guesser.tokenizer, {}, 1)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["iteration_000004"]
+    assert (folder / "model" / "config.json").is_file()
