@@ -44,7 +44,7 @@ HELD_OUT = 10  # one task in so many is for validation
 CONSTANT = 0.6  # share of the budget before the learning rate falls
 CHECKS = 25  # validation losses in a whole budget
 WARMUP_STEPS = 20
-RATIO = 1.5  # rows of one forward pass differ in length by less than this factor
+PADDING = 100  # filler tokens that one forward pass may hold: about what another forward pass costs
 
 
 def warm_start(config: Config, task_set: TaskSet) -> Path:
@@ -292,11 +292,14 @@ def _groups(rows: Sequence[Row], batch_tokens: int, rng: random.Random) -> Itera
 def _by_length(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
     """Rows of similar lengths together, so that little of a forward pass is padding."""
     part: list[Row] = []
+    real = 0
     for row in sorted(rows, key=lambda row: len(row.ids)):
-        if part and (len(row.ids) > RATIO * len(part[0].ids) or len(row.ids) * (len(part) + 1) > batch_tokens):
+        padded = len(row.ids) * (len(part) + 1)
+        if part and (padded > 2 * batch_tokens or padded - real - len(row.ids) > PADDING):
             yield part
-            part = []
+            part, real = [], 0
         part.append(row)
+        real += len(row.ids)
     if part:
         yield part
 

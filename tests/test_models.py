@@ -153,9 +153,22 @@ def test_policy_has_float32_weights_no_dropout_and_a_plain_generation_config(tmp
     assert stop_ids(policy, tokenizer) == (2, 5)
     assert policy.generation_config.top_k == 0
     assert policy.generation_config.temperature == 1.0
+    assert_no_dropout(policy)
+
+
+def assert_no_dropout(policy):
     batch = batch_of(*some_rows())
     policy.train()
     torch.testing.assert_close(score(policy, batch)[0], score(policy, batch)[0], rtol=0, atol=0)
+
+
+def test_dropout_inside_attention_is_off_too(tmp_path):
+    model = tiny_model("llama")
+    model.config.attention_dropout = 0.5
+    model.save_pretrained(tmp_path)
+    load_tokenizer(nano_folder(tmp_path / "nano")).save_pretrained(tmp_path)
+    policy, _ = load_policy(ModelConfig(path=str(tmp_path)))
+    assert_no_dropout(policy)
 
 
 def test_every_declared_end_is_a_stop_id(tmp_path):

@@ -30,9 +30,8 @@ def config_for(tmp_path, **sections):
                 "batch_tokens": 1024, "lr": 5e-3, "nano": nano}  # fmt: skip
     settings |= sections.pop("warmstart", {})
     rollout = {"max_turns": 8, "env_threads": 2} | sections.pop("rollout", {})
-    return make_config(
-        {"prompts": {"style": "terse"}, "log": {"quiet": True}, "warmstart": settings, "rollout": rollout, **sections}
-    )
+    given = {"prompts": {"style": "terse"}, "log": {"quiet": True}, "warmstart": settings, "rollout": rollout}
+    return make_config(given | sections)
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +80,11 @@ def test_every_form_is_there_and_exactly_the_responses_are_taught(tmp_path, task
 def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form, context, strategies):
     """The real Episode plays a demonstration as a scripted policy; its rows must be the warm start's."""
     rollout = {"context": context, "admissible_actions": True}
-    config = config_for(tmp_path, rollout=rollout, warmstart={"share_plain": 1.0, "share_action": 1.0})
+    shares = {"share_plain": 1.0, "share_action": 1.0}
+    config = config_for(tmp_path, rollout=rollout, warmstart=shares, prompts={"style": "full"})
     played, _ = collect(config, task_set)
-    item = next(p for p in played if len(p.wasted) == 2 and not p.success)
-    prompts = Prompts.make("terse")
+    item = next(p for p in played if p.wasted and min(p.wasted) > 2 and not p.success)
+    prompts = Prompts.make("full")
     task = next(t for t in task_set.tasks("train") if t.id == item.task_id)
     pool = Pool(1, 60.0)
     request = Request(task, 0, config.warmstart.seed, 0, 0, ("test",))
@@ -92,14 +92,14 @@ def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form,
     episode.strategy = item.strategy if strategies else None
     for action in item.actions:
         episode.wait()
-        assert episode.ask(2000) is not None
+        assert episode.ask(9000) is not None
         reply = form.reply(f"<action>{action}</action>")
         episode.receive(Sampled(tuple(reply), (0.0,) * len(reply), (1.0,) * len(reply), True), 64)
     episode.wait()
     trajectory = episode.trajectory()
     pool.close()
     kind = ACTION if strategies else PLAIN
-    rows = [r for r in make_rows(config, [item], form, 2000) if kind in r.forms]
+    rows = [r for r in make_rows(config, [item], form, 9000) if kind in r.forms]
     assert len(trajectory.turns) == len(item.actions)
     expected = trajectory.rows
     if context == "window":
@@ -171,8 +171,9 @@ def test_groups_hold_every_row_once_a_pass_and_little_padding(tmp_path, task_set
         parts = list(warmstart._by_length(group, 1024))
         assert sorted(map(id, group)) == sorted(id(row) for part in parts for row in part)
         for part in parts:
-            assert len(part) * max(len(r.ids) for r in part) <= 1024
-            assert max(len(r.ids) for r in part) <= warmstart.RATIO * min(len(r.ids) for r in part)
+            padded = len(part) * max(len(r.ids) for r in part)
+            assert padded <= 2 * 1024
+            assert padded - sum(len(r.ids) for r in part) <= warmstart.PADDING
         seen += group
     assert sorted(map(id, seen)) == sorted(map(id, rows))
 
