@@ -12,13 +12,15 @@ absent: any use of the test split.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from experiments.demonstrations import FORMS, Played, choose_tasks, make_rows, play_demonstrations
-from experiments.warmstart import nll_by_form
+from experiments.supervised import nll_by_form
 from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.episode import Request
@@ -51,6 +53,16 @@ def report(
     found |= _play(config, policy, task_set, num_tasks, with_strategy=False)
     tasks = choose_tasks(task_set.tasks(config.evaluation.split), num_demonstrated, seed=0)
     return found | _demonstrated(config, policy, play_demonstrations(config, task_set, tasks))
+
+
+def cached_report(config: Config, task_set: TaskSet, folder: Path) -> dict[str, float]:
+    """The report of a warm-started folder, made once and kept beside the weights."""
+    path = folder / "report.json"
+    if not path.is_file():
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps(report(config, task_set, folder), indent=1), encoding="utf-8")
+        os.replace(draft, path)
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _play(

@@ -107,11 +107,18 @@ def check_before_work(config: Any, task_set: Any, name: str) -> None:
 
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
+    from experiments.report import cached_report, print_report
     from experiments.warmstart import warm_start
 
     if config.model.path != "nano":
         return config.model.path
-    made = str(warm_start(config, task_set)) if distributed.is_main else None
+    made = None
+    if distributed.is_main:
+        folder = warm_start(config, task_set)
+        if config.evaluation.initial and not config.log.quiet:
+            print("warm start, form by form:")
+            print_report(cached_report(config, task_set, folder))
+        made = str(folder)
     return str(distributed.from_main(made))
 
 
