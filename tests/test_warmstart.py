@@ -9,7 +9,7 @@ import pytest
 from tiny import nano_folder
 
 import environments
-from experiments import demonstrations, warmstart
+from experiments import demonstrations, supervised, warmstart
 from experiments.demonstrations import CONTEXT, FORMS, collect, expert_demonstrations, make_rows
 from hsg.chat import ChatFormat
 from hsg.configfile import make_config
@@ -153,11 +153,11 @@ def test_window_context_makes_one_row_per_turn_and_judges_outside_the_conversati
 def test_forms_get_their_share_of_the_loss_whatever_their_length(tmp_path, task_set, form):
     config = config_for(tmp_path)
     rows = make_rows(config, collect(config, task_set)[0], form, 512)
-    weights, counts = warmstart._form_weights(rows, config.warmstart)
+    weights, counts = supervised._form_weights(rows, config.warmstart)
     parts = [w * n for w, n in zip(weights, counts, strict=True)]
     assert [round(p / sum(parts), 6) for p in parts] == [0.15, 0.45, 0.2, 0.2]
     without = dataclasses.replace(config.warmstart, share_judgment=0.0)
-    assert warmstart._form_weights(rows, without)[0][JUDGMENT] == 0.0
+    assert supervised._form_weights(rows, without)[0][JUDGMENT] == 0.0
 
 
 def test_groups_hold_every_row_once_a_pass_and_little_padding(tmp_path, task_set, form):
@@ -165,15 +165,15 @@ def test_groups_hold_every_row_once_a_pass_and_little_padding(tmp_path, task_set
 
     config = config_for(tmp_path)
     rows = make_rows(config, collect(config, task_set)[0], form, 512)
-    groups, seen = warmstart._groups(rows, 1024, random.Random(0)), []
+    groups, seen = supervised._groups(rows, 1024, random.Random(0)), []
     while len(seen) < len(rows):
         group = next(groups)
-        parts = list(warmstart._by_length(group, 1024))
+        parts = list(supervised._by_length(group, 1024))
         assert sorted(map(id, group)) == sorted(id(row) for part in parts for row in part)
         for part in parts:
             padded = len(part) * max(len(r.ids) for r in part)
             assert padded <= 2 * 1024
-            assert padded - sum(len(r.ids) for r in part) <= warmstart.PADDING
+            assert padded - sum(len(r.ids) for r in part) <= supervised.PADDING
         seen += group
     assert sorted(map(id, seen)) == sorted(map(id, rows))
 
