@@ -318,11 +318,13 @@ class _Writer:
         for turn, action in enumerate(item.actions):
             if turn in item.wasted:
                 continue
-            past = range(max(0, turn - self._window_turns), turn)
-            # The first observation heads the prompt already, so neither history nor the first turn repeats it.
-            history = [(t + 1, item.observations[t] if t else "", item.actions[t]) for t in past]
-            seen = item.observations[turn] if turn else ""
-            prompt = prompts.window(turn + 1, first, strategy, history, seen, _listed(item, turn))
+            listed = _listed(item, turn)
+            if turn == 0:
+                prompt = prompts.first_action(first, strategy, listed)
+            else:
+                past = range(max(0, turn - self._window_turns), turn)
+                history = [(t + 1, item.observations[t], item.actions[t]) for t in past]
+                prompt = prompts.window(turn + 1, first, strategy, history, item.observations[turn], listed)
             rows += self._one(item, prompt, action_response(action), "action" if with_strategy else "plain")
         return rows
 
