@@ -258,7 +258,7 @@ class NanoConfig:
     """The nano model: Qwen2 architecture and a byte-level BPE tokenizer, built locally from the warm start's texts."""
 
     vocab_size: int = 1024
-    pieces: Literal["words", "phrases"] = "words"  # what one token may at most hold
+    num_phrases: int = 0  # frequent phrases that are one token each, on top of vocab_size
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -274,6 +274,7 @@ class NanoConfig:
             "a multiple of num_heads",
             self.hidden_size,
         )
+        require(self.num_phrases >= 0, "warmstart.nano.num_phrases", ">= 0", self.num_phrases)
         divides = self.num_key_value_heads >= 1 and self.num_heads % self.num_key_value_heads == 0
         require(divides, "warmstart.nano.num_key_value_heads", "a divisor of num_heads", self.num_key_value_heads)
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from hsg.config import NanoConfig
@@ -29,8 +30,8 @@ HEADERS = (f"{START}user\n", f"{START}assistant\n")
 TAGS = tuple(f"<{slash}{name}>" for name in ("strategy", "action", "judgment") for slash in ("", "/"))
 """One token each, yet ordinary text: the policy writes them, and decoding keeps them."""
 
-PHRASE = r"[^\n.,:()]*[\n.,:()]+\s*"
-"""Up to the next punctuation mark or line end: what an engine says again and again then costs a few tokens."""
+PHRASE = re.compile(r"[^\n.,:()]*[\n.,:()]+\s*|[^\n.,:()]+$")
+"""Up to the next punctuation mark, line end or end of text: what an engine says again and again then costs few tokens."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -41,17 +42,16 @@ CHAT_TEMPLATE = (
 _OWN_TOKENS = re.compile("|".join(map(re.escape, (PAD, START, END, *TAGS))))
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, pieces: str = "words") -> Any:
+def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, num_phrases: int = 0) -> Any:
     """A byte-level BPE tokenizer with ChatML turns, trained on `texts`; the same texts give the same tokenizer.
 
-    pieces   what a token may at most hold: a word, or (`phrases`) a stretch of text up to punctuation or a line's end
+    num_phrases   how many of the most frequent phrases become one token each (added tokens, `vocab_size` not counted)
     """
+    texts = list(texts)
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pieces == "phrases":
-        phrase = pre_tokenizers.Split(Regex(PHRASE), "isolated")
-        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([phrase, whole])
+    # AutoTokenizer gives a folder with a Qwen2 model Qwen2's rules, whatever the folder says; so they are the rules here.
+    rules = Qwen2Tokenizer().backend_tokenizer
+    backend.normalizer, backend.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(TAGS),
@@ -61,7 +61,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, piec
     )
     # Tags are tokens already, so merges across or inside them would be wasted.
     backend.train_from_iterator((piece for text in texts for piece in _OWN_TOKENS.split(text)), trainer)
-    backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    own = [*TAGS, *frequent_phrases(texts, num_phrases)]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
@@ -74,10 +75,18 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, piec
     return tokenizer
 
 
+def frequent_phrases(texts: Iterable[str], num_phrases: int) -> list[str]:
+    """The phrases that stand for the most text: count times length, ties in alphabetical order."""
+    pieces = (piece for text in texts for piece in _OWN_TOKENS.split(text))
+    counts = Counter(phrase for piece in pieces for phrase in PHRASE.findall(piece) if len(phrase) > 3)
+    often = [phrase for phrase, count in counts.items() if count > 2]
+    return sorted(often, key=lambda phrase: (-counts[phrase] * len(phrase), phrase))[:num_phrases]
+
+
 def build_nano(texts: Iterable[str], nano: NanoConfig, folder: str | Path, *, seed: int = 0) -> Path:
     """Write tokenizer and randomly initialised model into `folder` and return it. Same arguments, same bytes."""
     folder = Path(folder)
-    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings, nano.pieces)
+    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings, nano.num_phrases)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=nano.hidden_size,
