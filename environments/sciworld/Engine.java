@@ -39,7 +39,7 @@ import util.UniqueIdentifier$;
  * simplifications; for step: action. Answer: byte status (0 = fine, 1 = fault, text says which), text, float64
  * score, byte completed. A text is int32 size and UTF-8. Lists are joined by line feeds.
  *
- * <p>Built by `python -m environments.sciworld.engine --build` (needs a JDK; users need only a JRE).
+ * <p>Built by `python -m environments.sciworld.build --jar` (needs a JDK; users need only a JRE).
  */
 public final class Engine {
     /** What belongs to one episode: its interface and its copy of the engine's process-wide state. */

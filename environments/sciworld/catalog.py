@@ -5,12 +5,11 @@
     ranges  task -> the variations of train, dev and test
 
 The official splits are the engine's own (getVariationsTrain, -Dev, -Test after a load): consecutive ranges of
-variation numbers.  `python -m environments.sciworld.catalog --write` asks the engine again and writes splits.json.
+variation numbers.  `python -m environments.sciworld.build --splits` asks the engine again and writes splits.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import functools
 import json
@@ -148,11 +147,3 @@ def ask_engine() -> dict[str, list[list[int]]]:
     finally:
         pool.close()
     return ranges
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write splits.json from the engine's official splits.")
-    parser.add_argument("--write", action="store_true", required=True)
-    parser.parse_args()
-    rows = (f"{json.dumps(task)}: {json.dumps(ranges)}" for task, ranges in ask_engine().items())
-    SPLITS_FILE.write_text("{\n " + ",\n ".join(rows) + "\n}\n", encoding="utf-8")

@@ -15,7 +15,6 @@ header says why that makes episodes independent.  Deliberately absent:
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import os
@@ -23,7 +22,6 @@ import select
 import shutil
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -227,34 +225,3 @@ _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 def _close_pools() -> None:
     for pool in list(_POOLS):
         pool.close()
-
-
-def build(javac: str = "javac", jar_tool: str = "jar") -> None:
-    """Compile Engine.java to engine.jar (Java 8 byte code)."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                javac,
-                "--release",
-                "8",
-                "-Xlint:-options",
-                "-cp",
-                str(find_jar()),
-                "-d",
-                folder,
-                str(HERE / "Engine.java"),
-            ],
-            check=True,
-        )
-        # --date makes the JAR reproducible.
-        subprocess.run(
-            [jar_tool, "--create", "--file", str(ENGINE_JAR), "--date=2026-01-01T00:00:00Z", "-C", folder, "."],
-            check=True,
-        )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", action="store_true", required=True, help="compile Engine.java (needs a JDK)")
-    parser.parse_args()
-    build()

@@ -48,14 +48,15 @@ class SciWorldEpisode(Environment):
         if self._last is not None and self._last.done:
             return replace(self._last, reward=0.0)
         answer = self._live().request("S", self._episode, action, timeout=STEP_SECONDS)
-        # A wrong focus scores -100 and completes the task; the benchmark counts such an episode as 0.
+        # A wrong focus scores -100 and ends the task (the engine itself would let it go on); the benchmark counts 0.
         points = max(0, round(100 * answer.score))
+        done = answer.completed or answer.score < 0
         gain, self._points = points - self._points, points
         self._last = StepResult(
             observation=answer.text,
             reward=gain / 100,
-            done=answer.completed,
-            success=answer.completed and points == 100,
+            done=done,
+            success=done and points == 100,
             score=points / 100,
             valid=not answer.text.startswith(NOT_UNDERSTOOD),
         )
