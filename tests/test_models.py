@@ -253,10 +253,11 @@ def test_smollm2_answers_and_knows_english_and_can_be_saved(tmp_path):
     )
     assert "Paris" in tokenizer.decode(answer[0, ids.shape[1] :])
     paragraph = (
-        "The river rises in the hills to the north of the town and flows slowly through fields and small woods until "
-        "it reaches the sea. In spring, as the snow melts, it often floods the lower meadows, and for a few weeks the "
-        "farmers have to keep their animals on higher ground. Most people in the valley are used to this, and they say "
-        "that the mud which the water leaves behind is what makes the grass so rich in summer."
+        "Photosynthesis is the process by which green plants use sunlight to make food from carbon dioxide and water. "
+        "The process takes place mainly in the leaves of the plant, in small structures called chloroplasts, which "
+        "contain a green pigment called chlorophyll. During photosynthesis, the plant takes in carbon dioxide from the "
+        "air and water from the soil, and it releases oxygen into the air. The sugar that is made is used by the plant "
+        "as a source of energy, and some of it is stored as starch for later use."
     )
     row = tokenizer.encode(paragraph, add_special_tokens=False)
     logprobs, _ = score(model, batch_of([row], [[True] * (len(row) - 1)]))
