@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_model_has_the_configured_shape_and_no_unused_embeddings(folder):
 
 
 def test_vocabulary_is_filled_when_the_texts_are_rich_enough():
-    texts = [f"word{i} thing{i * 7} other{i * 13}" for i in range(500)]
+    texts = ["".join(random.Random(i).choices("abcdefgh ", k=40)) for i in range(500)]
     assert len(build_tokenizer(texts, 600, 128)) == 600
     with pytest.raises(ValueError, match=r"warmstart\.nano\.vocab_size"):
         NanoConfig(vocab_size=200)
