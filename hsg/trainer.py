@@ -83,6 +83,7 @@ class Trainer:
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
+        self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
         self.learner = Learner(
             config,
             self.model,
@@ -141,7 +142,7 @@ class Trainer:
         mine = self.distributed.share(list(enumerate(tasks)))
         costs = RolloutCosts()
 
-        episodes = self.rollout.begin(self._requests(iteration, mine))  # P*N*M, row-major
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
         candidates: list[Candidates] | None = None
         if self.embed is not None:
             candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, costs, clock)
@@ -169,6 +170,9 @@ class Trainer:
             rows = build_rows(strategies, trajectories, credit)
             sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
             records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
+        if iteration + 1 < config.train.iterations:
+            # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
+            self._begun[iteration + 1] = self._begin(iteration + 1)
         with clock("update"):
             update_values = self.learner.update(rows, iteration)
         with clock("records"):
@@ -181,6 +185,11 @@ class Trainer:
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
         return {**mx.finish(merged), **update_values, **times}
+
+    def _begin(self, iteration: int) -> list[Episode]:
+        """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
+        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
+        return self.rollout.begin(self._requests(iteration, mine))
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
@@ -278,6 +287,10 @@ class Trainer:
         self.distributed.barrier()
 
     def close(self) -> None:
+        """Let the environments go, those that were begun for an iteration that never came included."""
+        for episodes in self._begun.values():
+            for episode in episodes:
+                episode.abandon()
         self.rollout.close()
 
     def _bar(self, description: str, total: int) -> Any:
