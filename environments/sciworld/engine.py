@@ -37,13 +37,15 @@ JVM_FLAGS = (
     "-Xss4m",
     "-XX:+UseSerialGC",
     "-XX:+ExitOnOutOfMemoryError",
+    "-XX:+DisplayVMOutputToStderr",  # stdout is the pipe that answers come through
+    "-Xlog:disable",
     # The engine keeps objects in hash sets, and electrical circuits and thermometers depend on their order: with
     # hash codes from the object's address the same actions win one turn earlier or later. 2 = all hash codes equal,
     # so the order is that of insertion, in every JVM and at every load.
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
 )
-INSTALL_HINT = "pip install hsg[sciworld] or install a Java runtime (8 or newer)"
+INSTALL_HINT = "pip install hsg[sciworld] or install a Java runtime (11 or newer)"
 
 
 def find_java() -> str:
@@ -123,6 +125,8 @@ class Engine:
                 self._write(struct.pack(">i", len(body)) + body)
                 deadline = time.monotonic() + timeout
                 status, size = struct.unpack(">bi", self._read(5, deadline))
+                if status not in (0, 1):
+                    raise OSError("its answers are no answers")
                 text = self._read(size, deadline).decode("utf-8")
                 score, completed = struct.unpack(">d?", self._read(9, deadline))
             except (OSError, EOFError, TimeoutError) as error:
