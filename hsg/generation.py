@@ -19,6 +19,7 @@ padding ids (rows are known by position), any decoding of what was sampled.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from hsg.models import autocast
+from hsg.models import autocast, masked_attention
 
 
 def derive_seed(*parts: object) -> int:
@@ -178,6 +179,9 @@ class Decoder:
         assert len(prompts) > 0 and all(len(p) > 0 for p in prompts), "a row needs at least one prompt token"
         self.model, self.stop_ids, self.use_cache = model, frozenset(stop_ids), use_cache
         self.device = model.device
+        # transformers 5.20, the last one for Python 3.10, knows the other name only, and drops what it does not know.
+        known = inspect.signature(model.forward).parameters
+        self._cache_name = "past_key_values" if "past_key_values" in known and "cache" not in known else "cache"
         self.rows: list[list[int]] = [list(p) for p in prompts]
         self.cost = cost if cost is not None else Cost()
         # Nothing of the model folder's own sampling settings is taken over.
@@ -190,7 +194,7 @@ class Decoder:
         if use_cache:
             capacity = max(map(len, self.rows)) + 64
             self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device)
-            with torch.no_grad(), autocast(model):
+            with torch.no_grad(), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
     def append(self, row: int, ids: Sequence[int]) -> None:
@@ -212,7 +216,7 @@ class Decoder:
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
-        with torch.no_grad(), autocast(self.model):
+        with torch.no_grad(), autocast(self.model), masked_attention(self.model):
             return self.model.generate(
                 start,
                 attention_mask=torch.ones_like(start),
@@ -299,13 +303,18 @@ class Decoder:
         self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
     ) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
+        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores, where True would be 1
+            dtype = self.model.dtype
+            hidden = ~attention_mask
+            attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            attention_mask = attention_mask.masked_fill(hidden, torch.finfo(dtype).min)
         out = self.model(
             input_ids=ids,
             attention_mask=attention_mask,
             position_ids=positions,
-            cache=cache,
             use_cache=cache is not None,
             logits_to_keep=keep,
+            **{self._cache_name: cache},
         )
         column = torch.searchsorted(keep, torch.tensor(last, device=self.device))
         return out.logits[torch.arange(len(last), device=self.device), column]

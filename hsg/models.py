@@ -135,7 +135,9 @@ def load_policy(
     model.generation_config = _plain_generation(model, tokenizer)
     model.config.use_cache = False  # generation asks for its cache itself
     if model_config.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # The second name is that of transformers 5.20, the last one for Python 3.10.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     model.compute_dtype = dtype
     model.to(device)
     check_head(model, key=key)
@@ -198,6 +200,20 @@ def autocast(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     device = next(model.parameters()).device.type
     return torch.autocast(device, dtype=dtype, cache_enabled=torch.is_grad_enabled())
+
+
+@contextlib.contextmanager
+def masked_attention(model: Any) -> Iterator[None]:
+    """Attention that obeys a mask of its own, (B, 1, q, T): flash-attention knows padding only, so sdpa stands in."""
+    name = model.config._attn_implementation
+    if not str(name).startswith("flash"):
+        yield
+        return
+    model.config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = name
 
 
 def head_logits(model: Any, hidden: Tensor) -> Tensor:

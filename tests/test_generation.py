@@ -121,6 +121,17 @@ def test_shared_prefixes_change_nothing(kind: str) -> None:
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
 
 
+@pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
+def test_attention_of_any_kind_obeys_the_rows_own_mask(attention: str) -> None:
+    """eager adds the mask to its scores, flash-attention cannot read it: both must sample as sdpa does."""
+    expected, _ = play(tiny_model("qwen2", torch.float64))
+    model = tiny_model("qwen2", torch.float64)
+    model.config._attn_implementation = attention
+    got, _ = play(model)
+    assert_same(got, expected, 1e-5)  # eager takes its softmax in float32
+    assert model.config._attn_implementation == attention  # scoring is as configured
+
+
 def test_shared_prompts_are_forwarded_once() -> None:
     model, cost = tiny_model("qwen2"), Cost()
     Decoder(model, STOPS, [[10, 11, 12, 13]] * 8, cost=cost)
