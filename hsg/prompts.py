@@ -173,12 +173,9 @@ class Prompts:
 
 
 def last_block(text: str, tag: str) -> str | None:
-    """What stands in the last complete <tag>...</tag>, stripped; None where there is none."""
-    head, close, _ = text.rpartition(f"</{tag}>")
-    if not close:
-        return None
-    _, opening, inside = head.rpartition(f"<{tag}>")
-    return inside.strip() if opening else None
+    """What stands in the last complete <tag>...</tag>, stripped; None where there is none. It holds neither tag itself."""
+    blocks = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", text, re.DOTALL)
+    return blocks[-1].strip() if blocks else None
 
 
 def parse_strategy(text: str) -> str | None:

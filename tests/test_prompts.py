@@ -30,6 +30,7 @@ from hsg.prompts import (
         ("<judgment>[1]</judgment> no: <judgment>[4]</judgment>", 6, (3,)),
         ("<judgment>[1]</judgment> then <judgment>[4", 6, (0,)),
         ("<judgment>[1] <judgment>[3]</judgment>", 6, (2,)),
+        ("<judgment>[3]</judgment></judgment>", 6, (2,)),
         (f"<judgment>[{'9' * 5000}, 2]</judgment>", 6, (1,)),
         ("<judgment>[2]</judgment>", 0, ()),
         ("<judgment>[2, five]</judgment>", 6, None),
@@ -55,6 +56,8 @@ def test_actions_and_strategies_take_the_last_complete_block_and_never_an_empty_
     assert parse_action("<action>look") is None
     assert parse_action("look</action>") is None
     assert parse_action("</action>look<action>") is None
+    assert parse_action("<action>look</action></action>") == "look"  # a stray end never becomes part of what is sent
+    assert parse_action("<action>look</action> or <action>wait") == "look"
     assert parse_strategy("<strategy>Search <b>first</b>.</strategy>") == "Search <b>first</b>."
     assert parse_strategy("<action>look</action>") is None
 
