@@ -24,6 +24,10 @@ from hsg.config import Config
 from hsg.configfile import dump_config, to_dict
 
 
+_LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Line breaks that JSON lets stand in a text, where readers that use `str.splitlines` would cut the object in two."""
+
+
 class RunFolder:
     """Writes one run. An existing folder is refused, so that no run ever overwrites another."""
 
@@ -110,4 +114,4 @@ class RunFolder:
 
 
 def _to_json(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)

@@ -43,6 +43,7 @@ def test_records_stand_one_a_line_in_utf8(tmp_path: Path) -> None:
     path = run.path / "trajectories" / "iteration_000012.jsonl"
     text = path.read_text(encoding="utf-8")
     assert [json.loads(line) for line in text.strip("\n").split("\n")] == records
+    assert len(text.splitlines()) == 2  # many readers split at U+2028 too
     assert "日本" in text
     assert sorted(p.name for p in path.parent.iterdir()) == ["iteration_000012.jsonl"]
 
