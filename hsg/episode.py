@@ -17,6 +17,7 @@ from hsg.generation import Sampled, make_generator
 from hsg.pool import Call, CallTimeout, Pool
 from hsg.prompts import Prompts, parse_action
 from hsg.protocol import (
+    FAULTS,
     Environment,
     StepResult,
     StopReason,
@@ -253,7 +254,7 @@ class Episode:
                 if not self.turns or self.conversation is None
                 else (self.conversation.tokens(self.turns[-1].stop + 1),)
             )
-        failed = self.stop_reason in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT)
+        failed = self.stop_reason in FAULTS
         return Trajectory(
             task=self.request.task,
             seed=self.request.seed,
