@@ -23,7 +23,6 @@ from typing import Any
 from hsg.config import Config
 from hsg.configfile import dump_config, to_dict
 
-
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Line breaks that JSON lets stand in a text, where readers that use `str.splitlines` would cut the object in two."""
 
