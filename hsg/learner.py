@@ -15,12 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hsg.batch import Row, collate, microbatches, minibatches
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
-from hsg.losses import count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
 from hsg.types import ACTION
 
@@ -66,11 +67,14 @@ class Learner:
                 if norm is not None:
                     norms.append(norm)
         self.model.eval()
-        merged = merge_metrics(m for rank in self.distributed.gather([merge_metrics(parts_metrics)]) for m in [rank])
+        # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it.
+        mine = {name: value.cpu() for name, value in merge_metrics(parts_metrics).items()}
+        merged = merge_metrics(self.distributed.gather([mine]))
         values |= {f"update/{name}": value for name, value in finish_metrics(merged).items()}
         if norms:
             values["update/grad_norm"] = sum(norms) / len(norms)
-        values |= {"update/learning_rate": self.learning_rate(), "update/optimizer_steps": float(self.optimizer_steps)}
+            values["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]  # of the last step taken
+        values["update/optimizer_steps"] = float(self.optimizer_steps)
         return values
 
     def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
@@ -81,9 +85,8 @@ class Learner:
         counted = [collate(part).to(device) for part in microbatches(rows, self.config.update.microbatch_tokens)]
         counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in counted]
         num_levels = 2 if config.level_reduction == "separate" else 1
-        denominators = self.distributed.sum(
-            torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
-        )
+        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
+        denominators = self.distributed.sum(mine.clone())
         # Rows without any advantage pull nowhere unless a KL holds them: they count above but are not forwarded.
         live = rows if config.kl_coef > 0 else [row for row in rows if bool((row.advantages != 0).any())]
         if self.distributed.max(float(len(live))) == 0:
@@ -125,13 +128,22 @@ class Learner:
                     f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
                     "lower optimizer.lr or look at the last trajectories"
                 )
-            return merge_metrics(parts_metrics), None
+            return self._merged(parts_metrics, mine), None
         self.nonfinite_in_a_row = 0
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         self.optimizer.step()
         self.optimizer_steps += 1
-        return merge_metrics(parts_metrics), norm
+        return self._merged(parts_metrics, mine), norm
+
+    def _merged(self, parts_metrics: list[Metrics], counts: Tensor) -> Metrics:
+        """This rank's metrics of one optimizer step. A row that was not forwarded has a loss of 0, and counts in it."""
+        merged = merge_metrics(parts_metrics)
+        names = ("loss_strategy", "loss_action") if len(counts) == 2 else ("loss",)
+        for name, count in zip(names, counts, strict=True):
+            total = merged[name][0] if name in merged else torch.zeros_like(count)
+            merged[name] = torch.stack([total, count])
+        return merged
 
     def learning_rate(self) -> float:
         """Linear warm-up by optimizer steps, then constant, or cosine to 0 at the end of the run's last mini-batch.

@@ -132,6 +132,7 @@ class Trainer:
                 self.save(iteration)
             if late:
                 break
+        self._abandon_begun()  # they would hold their engines while the last evaluations play
         return iteration
 
     def iterate(self, iteration: int) -> dict[str, float]:
@@ -287,11 +288,15 @@ class Trainer:
         self.distributed.barrier()
 
     def close(self) -> None:
-        """Let the environments go, those that were begun for an iteration that never came included."""
-        for episodes in self._begun.values():
-            for episode in episodes:
-                episode.abandon()
+        """Let the environments go."""
+        self._abandon_begun()
         self.rollout.close()
+
+    def _abandon_begun(self) -> None:
+        """Close the environments that were begun for an iteration that never came."""
+        for episode in (e for episodes in self._begun.values() for e in episodes):
+            episode.abandon()
+        self._begun.clear()
 
     def _bar(self, description: str, total: int) -> Any:
         hidden = True if self.config.log.quiet or not self.distributed.is_main else None

@@ -165,10 +165,12 @@ def test_rows_without_advantage_count_in_the_denominator(make: Make) -> None:
     live = [row for row in rows_of(trainer) if row.level != STRATEGY and row.advantages.any()]
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in live]
     optimizer = trainer.learner.optimizer = NoOptimizer(trainer.model.parameters())  # type: ignore[assignment]
-    trainer.learner.optimizer_step(live, {"update/skipped_dead": 0.0})
+    metrics, _ = trainer.learner.optimizer_step(live, {"update/skipped_dead": 0.0})
     whole = optimizer.gradient()
-    trainer.learner.optimizer_step(live + dead, {"update/skipped_dead": 0.0})
+    diluted, _ = trainer.learner.optimizer_step(live + dead, {"update/skipped_dead": 0.0})
     assert torch.allclose(optimizer.gradient() * 2, whole, rtol=1e-9, atol=1e-12)
+    total, count = metrics["loss_action"].tolist()
+    assert diluted["loss_action"].tolist() == pytest.approx([total, 2 * count])  # the logged loss is that of the update
 
 
 # ----------------------------------------------------------------------------------------------- dead and broken steps
@@ -419,6 +421,7 @@ def test_training_stops_when_its_time_is_over(make: Make, tmp_path: Path) -> Non
     trainer = make(run_name="t", run={"dir": str(tmp_path)}, train={"iterations": 50, "max_seconds": 1e-3})
     assert trainer.train() == 1
     assert (tmp_path / "t" / "checkpoints" / "iteration_000001" / "model").is_dir()
+    assert not trainer._begun  # the second iteration's environments had been started already
 
 
 def test_checkpoints_and_evaluations_come_as_configured(make: Make, tmp_path: Path) -> None:
