@@ -84,8 +84,7 @@ def assign_credit(
         for k, turn in enumerate(trajectory.turns):
             formats[p, n, m, k] = format_penalty(turn.parsed, config.reward)
             lengths[p, n, m, k] = length_penalty(turn.num_tokens, turn.token_limit, config.reward)
-            # The last turn of an episode that broke has no answer from the environment, so it is not held against it.
-            if turn.parsed and not turn.valid:
+            if turn.parsed and not turn.valid:  # an unparseable response has its own penalty
                 others[p, n, m, k] = -config.reward.invalid_action_penalty
     valid = ~outcomes.isnan()
 
