@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
+OURS = ("hsg", "environments", "experiments", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
@@ -174,12 +175,22 @@ def main(arguments: list[str] | None = None) -> int:
         given = parse_arguments(arguments)
         run(given.config, given.set)
     except ValueError as error:
+        if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
+            raise
         return _say(error, 2)
     except RuntimeError as error:
         return _say(error, 1)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this project raised it, in words for a user, rather than a library it calls."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").split(".")[0] in OURS
 
 
 def _say(error: Exception, status: int) -> int:

@@ -151,10 +151,12 @@ class LossConfig:
     clip_low: float = 0.2
     clip_high: float = 0.2
     kl_coef: float = 0.0
-    kl_estimator: Literal["k3", "k2"] = "k3"
+    kl_estimator: Literal["k3", "k2", "k1"] = "k3"  # k1 is refused, with its reason
     token_limit: int | None = None  # divisor of seq-mean-token-sum-norm; None: the token limit of a row
 
     def __post_init__(self) -> None:
+        remedy = "its gradient in a loss does not depend on the reference; k1 is for rewards"
+        require(self.kl_estimator != "k1", "loss.kl_estimator", "k3 or k2", self.kl_estimator, remedy)
         require(0 < self.clip_low <= 1, "loss.clip_low", "in (0, 1]", self.clip_low)
         for name in ("strategy_weight", "action_weight", "kl_coef"):
             require(getattr(self, name) >= 0, f"loss.{name}", ">= 0", getattr(self, name))
@@ -349,6 +351,8 @@ class Config:
             enough = self.num_candidates >= self.num_strategies
             rule = f">= num_strategies ({self.num_strategies}) candidates"
             require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
+        judged = self.strategy.per == "none" and self.judge.enabled
+        require(not judged, "judge.enabled", "false without strategies to judge against", True, "set strategy.per")
         if self.update.minibatch_turns is not None:
             require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip

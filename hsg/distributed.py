@@ -10,12 +10,13 @@ micro-batches, so gradients meet once per optimizer step, here).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
 
 T = TypeVar("T")
@@ -31,7 +32,9 @@ class Distributed:
 
     def __init__(self) -> None:
         # Under torchrun the launcher's use_cpu does not arrive, and every rank would believe it is alone.
-        self.accelerator = Accelerator(cpu=not has_accelerator())
+        # Ranks wait for the first one's warm start, and for ranks whose environments are slow.
+        patience = InitProcessGroupKwargs(timeout=timedelta(hours=3))
+        self.accelerator = Accelerator(cpu=not has_accelerator(), kwargs_handlers=[patience])
         self.rank: int = self.accelerator.process_index
         self.world_size: int = self.accelerator.num_processes
         self.is_main: bool = self.accelerator.is_main_process

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 from hsg.config import Config
 from hsg.distributed import Distributed
-from hsg.episode import Request
+from hsg.episode import Episode, Request
 from hsg.generation import Cost, derive_seed
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
@@ -46,82 +46,120 @@ def play_once(
     tasks: Sequence[Task],
     *,
     seed: int = 0,
-    strategies: StrategyUse = "own",
+    strategies: Sequence[str] | None = None,
     description: str = "evaluation",
 ) -> list[Trajectory]:
-    """One trajectory per task."""
+    """One trajectory per task, under the given strategies or (None) the policy's own."""
     fixed = config.evaluation.temperature
-    rollout = Rollout(config, policy, task_set)
-    keys = [("evaluation", seed, task.id) for task in tasks]
     trajectories: list[Trajectory] = []
-    texts: list[str | None] = [None] * len(tasks)
-    bar = tqdm(
-        total=len(tasks), desc=description, unit="episode", disable=True if config.log.quiet else None, leave=False
-    )
-
-    def requests(portion: range) -> list[Request]:
-        return [Request(tasks[i], i, derive_seed("environment", *keys[i]), 0, 0, keys[i]) for i in portion]
-
-    size = config.evaluation.batch_size
-    portions = [range(i, min(i + size, len(tasks))) for i in range(0, len(tasks), size)]
-    try:
-        if config.strategy.per == "episode" and strategies == "shuffled":
-            # Every strategy must exist before any can be passed on, so the episodes are begun twice.
-            for portion in portions:
-                episodes = rollout.begin(requests(portion))
-                for i, text in zip(portion, _strategies(config, policy, rollout, episodes, keys, fixed), strict=True):
-                    texts[(i + max(1, len(tasks) // 2)) % len(tasks)] = text
-                for episode in episodes:
-                    episode.abandon()
-        for portion in portions:
-            episodes = rollout.begin(requests(portion))
+    with _Portions(config, policy, task_set, tasks, seed, description) as portions:
+        for begin, episodes in portions:
             if config.strategy.per == "episode":
-                if strategies == "own":
-                    written = _strategies(config, policy, rollout, episodes, keys, fixed)
-                else:
-                    written = ["" if strategies == "blank" else (texts[i] or "") for i in portion]
+                written = portions.write(episodes) if strategies is None else strategies[begin : begin + len(episodes)]
                 for episode, text in zip(episodes, written, strict=True):
                     episode.strategy = text
-            temperature = config.temperature.action if fixed is None else fixed
-            done = len(trajectories)
-
-            def show(finished: int, before: int = done) -> None:
-                bar.update(before + finished - bar.n)
-
-            played, _ = rollout.play(
+            played, _ = portions.rollout.play(
                 episodes,
-                temperature=temperature,
+                temperature=config.temperature.action if fixed is None else fixed,
                 costs=RolloutCosts(),
-                on_progress=show,
+                on_progress=portions.show,
             )
             trajectories += played
-    finally:
-        bar.close()
-        rollout.close()
     return trajectories
 
 
-def _strategies(
+def write_strategies(
+    config: Config, policy: Policy, task_set: TaskSet, tasks: Sequence[Task], *, seed: int = 0
+) -> list[str]:
+    """The strategy that `play_once` would follow in each task; nothing is played."""
+    texts: list[str] = []
+    with _Portions(config, policy, task_set, tasks, seed, "strategies") as portions:
+        for _, episodes in portions:
+            texts += portions.write(episodes)
+            for episode in episodes:
+                episode.abandon()
+            portions.show(len(episodes))
+    return texts
+
+
+def given_strategies(
     config: Config,
     policy: Policy,
-    rollout: Rollout,
-    episodes: Sequence[Any],
-    keys: Sequence[tuple],
-    fixed: float | None,
-) -> list[str]:
-    for episode in episodes:
-        episode.wait()
-    drawn = propose(
-        config,
-        policy,
-        rollout.prompts,
-        [e.first_observation or "" for e in episodes],
-        [keys[e.request.task_index] for e in episodes],
-        num_candidates=1,
-        temperature=config.temperature.strategy if fixed is None else fixed,
-        cost=Cost(),
-    )
-    return [candidates[0].text for candidates in drawn]
+    task_set: TaskSet,
+    tasks: Sequence[Task],
+    distributed: Distributed,
+    use: StrategyUse,
+    *,
+    seed: int = 0,
+) -> list[str] | None:
+    """The strategies that this rank's share of the tasks is played under; None: the policy's own.
+
+    They are exchanged over half the list of all tasks, whatever the number of ranks; ValueError for fewer than two tasks.
+    """
+    mine = distributed.share(tasks)
+    if use == "own":
+        return None
+    if use == "blank":
+        return [""] * len(mine)
+    if len(tasks) < 2:
+        raise ValueError(f"evaluation.num_tasks must be at least 2 to exchange strategies, got {len(tasks)}; raise it")
+    written = distributed.gather(write_strategies(config, policy, task_set, mine, seed=seed) if mine else [])
+    half = len(tasks) // 2
+    return distributed.share(written[half:] + written[:half])
+
+
+class _Portions:
+    """The tasks in portions of `evaluation.batch_size`: iterates over (index of the first task, begun episodes)."""
+
+    def __init__(
+        self, config: Config, policy: Policy, task_set: TaskSet, tasks: Sequence[Task], seed: int, description: str
+    ) -> None:
+        self.config, self.policy, self.tasks = config, policy, tasks
+        self.keys: list[tuple[object, ...]] = [("evaluation", seed, task.id) for task in tasks]
+        self.rollout = Rollout(config, policy, task_set)
+        hidden = True if config.log.quiet else None
+        self.bar = tqdm(total=len(tasks), desc=description, unit="episode", disable=hidden, leave=False)
+        self._before = 0
+
+    def __enter__(self) -> _Portions:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+        self.rollout.close()
+
+    def __iter__(self) -> Iterator[tuple[int, list[Episode]]]:
+        for begin in range(0, len(self.tasks), self.config.evaluation.batch_size):
+            self._before = begin
+            part = range(begin, min(begin + self.config.evaluation.batch_size, len(self.tasks)))
+            keys = self.keys
+            yield (
+                begin,
+                self.rollout.begin(
+                    [Request(self.tasks[i], i, derive_seed("environment", *keys[i]), 0, 0, keys[i]) for i in part]
+                ),
+            )
+
+    def show(self, finished: int) -> None:
+        """Move the bar to `finished` episodes of this portion."""
+        self.bar.update(self._before + finished - self.bar.n)
+
+    def write(self, episodes: Sequence[Episode]) -> list[str]:
+        """One strategy per episode."""
+        for episode in episodes:
+            episode.wait()
+        fixed = self.config.evaluation.temperature
+        drawn = propose(
+            self.config,
+            self.policy,
+            self.rollout.prompts,
+            [e.first_observation or "" for e in episodes],
+            [self.keys[e.request.task_index] for e in episodes],
+            num_candidates=1,
+            temperature=self.config.temperature.strategy if fixed is None else fixed,
+            cost=Cost(),
+        )
+        return [candidates[0].text for candidates in drawn]
 
 
 def evaluate(
@@ -138,9 +176,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Success, score and outcome over tasks shared among ranks, overall and by task kind; episodes that broke are counted."""
     mine = distributed.share(tasks)
-    played = (
-        play_once(config, policy, task_set, mine, seed=seed, strategies=strategies, description=label) if mine else []
-    )
+    texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
+    played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label) if mine else []
     rows = distributed.gather(
         [(t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns)) for t in played]
     )

@@ -14,6 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hsg.batch import strategy_token_advantages, turn_token_advantages
 from hsg.config import Config
 from hsg.credit import Credit
@@ -70,7 +73,8 @@ def _strategy_record(
         "length_penalty": credit.strategy_length_penalties[p, n].item(),
     }  # fmt: skip
     if config.log.tokens:
-        record |= _token_record(strategy.tokens, strategy_token_advantages(strategy.tokens, credit, p, n))
+        valid = not bool(credit.strategy_returns[p, n].isnan())
+        record |= _token_record(strategy.tokens, strategy_token_advantages(strategy.tokens, credit, p, n), valid)
     return record
 
 
@@ -108,7 +112,7 @@ def _trajectory_record(
     }  # fmt: skip
     if config.log.tokens:
         spread = turn_token_advantages(trajectory, credit.turn_advantages[place])
-        tokens = [_token_record(row, values) for row, values in zip(trajectory.rows, spread, strict=True)]
+        tokens = [_token_record(row, values, valid) for row, values in zip(trajectory.rows, spread, strict=True)]
         if config.rollout.context == "window":
             for turn_record, fields in zip(turns, tokens, strict=True):
                 turn_record |= fields
@@ -121,11 +125,13 @@ TOKEN_FIELDS = ("input_ids", "response_mask", "old_logprobs", "temperatures", "a
 """What `log.tokens` adds; empty lists for a trajectory that broke before its first turn."""
 
 
-def _token_record(tokens: Tokens, advantages: Any) -> dict[str, Any]:
+def _token_record(tokens: Tokens, advantages: Tensor, trained: bool) -> dict[str, Any]:
+    """The row's tokens; of a row that is not trained (a broken environment's) the mask is 0 everywhere."""
+    mask = tokens.response_mask & trained
     return {
         "input_ids": tokens.input_ids.tolist(),
-        "response_mask": tokens.response_mask.long().tolist(),
-        "old_logprobs": tokens.logprobs.tolist(),
-        "temperatures": tokens.temperatures.tolist(),
+        "response_mask": mask.long().tolist(),
+        "old_logprobs": torch.where(mask, tokens.logprobs, 0.0).tolist(),
+        "temperatures": torch.where(mask, tokens.temperatures, 1.0).tolist(),
         "advantages": advantages.tolist(),
     }

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hsg.checkpoint
 from hsg.checkpoint import save_checkpoint
 from hsg.distributed import Distributed
-from hsg.evaluation import evaluate, evaluation_tasks, play_once
+from hsg.evaluation import evaluate, evaluation_tasks, given_strategies, play_once
 from hsg.rollout import Policy
 from hsg.types import Trajectory
 
@@ -24,7 +24,9 @@ def play(policy: Policy, task_set: GuessTaskSet | None = None, seed: int = 0, **
     strategies = given.pop("strategies", "own")
     config = configure(evaluation={"batch_size": 3, "temperature": 1.0, **given.pop("evaluation", {})}, **given)
     task_set = task_set or GuessTaskSet()
-    return play_once(config, policy, task_set, evaluation_tasks(config, task_set), seed=seed, strategies=strategies)
+    tasks = evaluation_tasks(config, task_set)
+    texts = given_strategies(config, policy, task_set, tasks, Distributed(), strategies, seed=seed)
+    return play_once(config, policy, task_set, tasks, seed=seed, strategies=texts)
 
 
 def essence(played: list[Trajectory]) -> list[Any]:
@@ -64,6 +66,8 @@ def test_strategies_taken_away_and_exchanged(guesser: Policy) -> None:
     assert [t.strategy for t in play(guesser, strategies="blank")] == [""] * 8
     # Each task gets the strategy of the task half a round away.
     assert [t.strategy for t in play(guesser, strategies="shuffled")] == own[4:] + own[:4]
+    with pytest.raises(ValueError, match="at least 2 to exchange"):
+        play(guesser, strategies="shuffled", evaluation={"num_tasks": 1})
     flat = {"algorithm": "grpo", "judge": {"enabled": False}}
     assert [t.strategy for t in play(guesser, **flat)] == [None] * 8
 
