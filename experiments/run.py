@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -173,7 +174,8 @@ def final_evaluations(
 def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None) -> None:
     """The run folder, its curves, and one line per evaluation."""
     print(f"\nrun folder: {folder}")
-    print(f"curves:     {curves or 'not drawn; pip install hsg[notebooks] brings matplotlib'}")
+    missing = "nothing to draw yet" if find_spec("matplotlib") else "pip install hsg[notebooks] brings matplotlib"
+    print(f"curves:     {curves or 'not drawn; ' + missing}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:

@@ -174,11 +174,10 @@ class Prompts:
 
 def last_block(text: str, tag: str) -> str | None:
     """What stands in the last complete <tag>...</tag>, stripped; None where there is none."""
-    head, close, _ = text.rpartition(f"</{tag}>")
-    if not close:
-        return None
-    _, opening, inside = head.rpartition(f"<{tag}>")
-    return inside.strip() if opening else None
+    head, _, _ = text.rpartition(f"</{tag}>")
+    _, opening, rest = head.rpartition(f"<{tag}>")
+    # A stray second closing tag is not part of what the first one closed.
+    return rest.partition(f"</{tag}>")[0].strip() if opening else None
 
 
 def parse_strategy(text: str) -> str | None:
