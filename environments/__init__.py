@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from hsg.protocol import TaskSet
@@ -26,7 +27,7 @@ def available() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def make(name: str, **options: Any) -> TaskSet:
+def make(name: str, /, **options: Any) -> TaskSet:
     """The task set of one environment. Unknown name or option: ValueError that names the known ones."""
     if name not in _MODULES:
         near = difflib.get_close_matches(str(name), _MODULES, n=1)
@@ -43,8 +44,16 @@ def make(name: str, **options: Any) -> TaskSet:
     for key, value in options.items():
         choices = [kind for kind in typing.get_args(hints.get(key)) or (hints.get(key),) if kind is not type(None)]
         kind = choices[0] if len(choices) == 1 else None
+        # A text or a list of texts: neither a number nor a mapping may pass for a list.
+        if str in choices and any(typing.get_origin(choice) is Sequence for choice in choices):
+            texts = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+            if not texts and not isinstance(value, str):
+                raise ValueError(
+                    f"{name}.{key} must be a text or a list of texts, got {value!r}; see its documentation"
+                )
         if kind in _KINDS and not (value is None and type(None) in typing.get_args(hints[key])):
             fits = isinstance(value, (int, float) if kind is float else kind)
+            fits = fits and (kind is bool or not isinstance(value, bool))
             if not fits:
                 raise ValueError(f"{name}.{key} must be {_KINDS[kind]}, got {value!r}; options are checked by type")
     return make_task_set(**options)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,7 +89,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
 def check_before_work(config: Any, task_set: Any, name: str) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes."""
     from hsg.evaluation import evaluation_tasks
-    from hsg.models import resolve_model
+    from hsg.models import load_tokenizer, resolve_model
     from hsg.prompts import Prompts
     from hsg.trainer import training_tasks
 
@@ -99,11 +101,27 @@ def check_before_work(config: Any, task_set: Any, name: str) -> None:
     if config.model.path != "nano":
         resolve_model(config.model.path)
     if config.strategy.per == "episode":
-        resolve_model(config.model.encoder, key="model.encoder")
+        load_tokenizer(config.model.encoder, key="model.encoder")
+    if config.judge.enabled and config.judge.model not in ("self", "reference"):
+        load_tokenizer(config.judge.model, trust_remote_code=config.model.trust_remote_code, key="judge.model")
+    check_writable("run.dir", config.run.dir)
+    if config.model.path == "nano":
+        check_writable("warmstart.cache_dir", config.warmstart.cache_dir)
     if (Path(config.run.dir) / name).exists():
         raise ValueError(
             f"run.name must be new in {config.run.dir}, got {name!r}, which exists; choose another name or delete it"
         )
+
+
+def check_writable(key: str, folder: str) -> None:
+    """ValueError unless `folder` can be made and written; nothing is left behind."""
+    path = Path(folder)
+    try:
+        there = next(p for p in (path, *path.parents) if p.exists())
+        with tempfile.TemporaryDirectory(dir=there):  # asked by doing: permission bits say little to root
+            pass
+    except OSError as error:
+        raise ValueError(f"{key} must be a folder that can be written, got {folder!r}: {error.strerror}") from None
 
 
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
@@ -157,7 +175,8 @@ def final_evaluations(
 def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None) -> None:
     """The run folder, its curves, and one line per evaluation."""
     print(f"\nrun folder: {folder}")
-    print(f"curves:     {curves or 'not drawn; pip install hsg[notebooks] brings matplotlib'}")
+    missing = "nothing to draw yet" if find_spec("matplotlib") else "pip install hsg[notebooks] brings matplotlib"
+    print(f"curves:     {curves or 'not drawn; ' + missing}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:
@@ -178,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
             raise
         return _say(error, 2)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:  # OSError: a full disk, say
         return _say(error, 1)
     except KeyboardInterrupt:
         return 130

@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             task_set.close()
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
     for name in ("total_seconds", "seconds", "epochs", "optimizer_steps", "tokens_per_second", "rows", "taught_tokens",

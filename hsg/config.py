@@ -13,7 +13,8 @@ from typing import Any, Literal
 def require(holds: bool, key: str, rule: str, value: object, remedy: str = "") -> None:
     """Raise the house's one-line ValueError unless the rule holds."""
     if not holds:
-        raise ValueError(f"{key} must be {rule}, got {value!r}" + (f"; {remedy}" if remedy else ""))
+        shown = repr(value) if len(repr(value)) <= 200 else repr(value)[:197] + "..."
+        raise ValueError(f"{key} must be {rule}, got {shown}" + (f"; {remedy}" if remedy else ""))
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,14 @@ class RunConfig:
     name: str | None = None  # folder of this run; None: <environment>-<algorithm>-<time>
 
     def __post_init__(self) -> None:
-        plain = self.name is None or (self.name not in ("", ".", "..") and Path(self.name).name == self.name)
-        require(plain, "run.name", "a plain folder name", self.name, "put the path into run.dir")
+        name = self.name
+        plain = name is None or (name not in ("", ".", "..") and Path(name).name == name)
+        require(plain, "run.name", "a plain folder name", name, "put the path into run.dir")
+        # Line ends, NUL and lone surrogates pass for a name here and break the files that repeat it.
+        for key, text in (("run.name", name or ""), ("run.dir", self.dir)):
+            require(text.isprintable(), key, "printable text", text)
+        fits = len((name or "").encode()) <= 200
+        require(fits, "run.name", "at most 200 bytes long", name, "file systems allow 255 with what is put behind it")
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,8 @@ class RolloutConfig:
         for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
             require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
         require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
-        require(self.env_timeout_seconds > 0, "rollout.env_timeout_seconds", "> 0", self.env_timeout_seconds)
+        seconds = self.env_timeout_seconds
+        require(0 < seconds <= 1e6, "rollout.env_timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
         require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
         for name in ("max_tokens", "max_parse_failures"):
             value = getattr(self, name)
@@ -270,10 +278,12 @@ class NanoConfig:
 
     def __post_init__(self) -> None:
         require(self.vocab_size >= 300, "warmstart.nano.vocab_size", ">= 300 (256 bytes and the tags)", self.vocab_size)
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "max_position_embeddings"):
+            require(getattr(self, name) >= 1, f"warmstart.nano.{name}", ">= 1", getattr(self, name))
         require(
-            self.hidden_size % self.num_heads == 0,
+            self.hidden_size % (2 * self.num_heads) == 0,  # rotary positions turn pairs of a head's numbers
             "warmstart.nano.hidden_size",
-            "a multiple of num_heads",
+            "a multiple of 2 * num_heads",
             self.hidden_size,
         )
         require(self.num_phrases >= 0, "warmstart.nano.num_phrases", ">= 0", self.num_phrases)
@@ -306,6 +316,8 @@ class WarmstartConfig:
             require(getattr(self, name) >= 1, f"warmstart.{name}", ">= 1", getattr(self, name))
         for name in ("seconds", "epochs", "lr"):
             require(getattr(self, name) > 0, f"warmstart.{name}", "> 0", getattr(self, name))
+        value = self.max_turns
+        require(value is None or value >= 1, "warmstart.max_turns", ">= 1 or null", value)
         shares = [self.share_strategy, self.share_action, self.share_plain, self.share_judgment]
         require(min(shares) >= 0 and sum(shares) > 0, "warmstart.share_*", ">= 0 with a sum > 0", shares)
 
@@ -343,7 +355,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("num_tasks", "num_strategies", "num_rollouts"):
             require(getattr(self, name) >= 1, name, ">= 1", getattr(self, name))
-        require(self.sigma > 0, "sigma", "> 0", self.sigma)
+        require(0 < self.sigma <= 1e4, "sigma", "> 0 and <= 10000", self.sigma)
         require(0 < self.delta <= 1, "delta", "in (0, 1]", self.delta)
         require(self.kappa >= 0, "kappa", ">= 0 (it is subtracted)", self.kappa)
         require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
@@ -351,8 +363,6 @@ class Config:
             enough = self.num_candidates >= self.num_strategies
             rule = f">= num_strategies ({self.num_strategies}) candidates"
             require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
-        judged = self.strategy.per == "none" and self.judge.enabled
-        require(not judged, "judge.enabled", "false without strategies to judge against", True, "set strategy.per")
         if self.update.minibatch_turns is not None:
             require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip

@@ -10,8 +10,8 @@ Deliberately absent: interpolation, includes, environment variables.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
         key, sign, text = item.partition("=")
         require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = _load_yaml(text)
+        except (yaml.YAMLError, ValueError):
             value = text
         _put(given, key.strip(), value)
     return make_config(given)
@@ -58,13 +58,17 @@ def make_config(given: Mapping[str, Any]) -> Config:
 def _claim_environment_section(nested: dict[str, Any]) -> None:
     """`toy: {...}` at the top is the options of environment.name: toy."""
     environment = nested.get("environment")
+    if environment is None:
+        environment = nested["environment"] = {}
     name = environment.get("name", EnvironmentConfig.name) if isinstance(environment, dict) else EnvironmentConfig.name
     known = {f.name for f in dataclasses.fields(Config)}
     if isinstance(name, str) and name in nested and name not in known:
         options = nested.pop(name)
         require(isinstance(options, dict), name, "a mapping of options", options)
-        section = nested.setdefault("environment", {})
-        section["options"] = {**(section.get("options") or {}), **options}
+        require(isinstance(environment, dict), "environment", "a mapping of keys", environment)
+        inner = environment.get("options") or {}
+        require(isinstance(inner, dict), "environment.options", "a mapping", inner)
+        nested["environment"] = {**environment, "options": {**inner, **options}}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -84,7 +88,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ValueError(f"--config must be a readable file, got {str(path)!r}: {reason}") from None
     try:
-        given = yaml.safe_load(text)
+        given = _load_yaml(text)
+    except RecursionError:
+        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: nested too deep") from None
+    except ValueError as error:  # a whole number of thousands of digits, which Python does not read
+        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: {error!s:.100}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
@@ -93,6 +101,28 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     given = {} if given is None else given
     require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
     return given
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, but a key given twice is an error (the first one would be lost), and a date stays the text it is."""
+
+    yaml_implicit_resolvers: typing.ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
 
 
 def _put(nested: dict[str, Any], dotted: str, value: Any) -> None:
@@ -178,15 +208,19 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
             except ValueError:
                 require(False, key, "a number", value)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        require(number and value == value and abs(value) != float("inf"), key, "a finite number", value)
+        # Compared rather than converted: a whole number of 400 digits overflows a float.
+        require(number and abs(value) <= sys.float_info.max, key, "a finite number", value)
         return float(value)
     if hint is str:
-        # A run may well be named 1 or 2026 or 2026-11-29, and YAML reads the last one as a date.
-        plain = isinstance(value, (str, int, float, datetime.date)) and not isinstance(value, bool)
+        # A run may well be named 1 or 2026.
+        plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         require(plain, key, "a text", value)
         return str(value)
     if origin is dict:
         require(value is None or isinstance(value, Mapping), key, "a mapping", value)
         require(all(isinstance(name, str) for name in value or {}), key, "a mapping with text keys", value)
-        return dict(value or {})
+        inner_hint = typing.get_args(hint)[1]
+        if inner_hint is Any:
+            return dict(value or {})
+        return {name: _convert(item, inner_hint, f"{key}.{name}") for name, item in (value or {}).items()}
     raise AssertionError(f"no rule for {key}: {hint}")

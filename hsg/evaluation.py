@@ -29,7 +29,7 @@ StrategyUse = Literal["own", "blank", "shuffled"]
 
 def evaluation_tasks(config: Config, task_set: TaskSet, split: str | None = None) -> list[Task]:
     """The first `evaluation.num_tasks` tasks of a fixed shuffle of the split: the same for every seed and process."""
-    split = split or config.evaluation.split
+    split = config.evaluation.split if split is None else split
     tasks = list(task_set.tasks(split))
     if not tasks:
         raise ValueError(

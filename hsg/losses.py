@@ -90,7 +90,8 @@ def policy_loss(
     # overflow there, which would turn its zero gradient into NaN.
     with torch.no_grad():
         ratio = log_ratio.exp()
-        bound = torch.where(advantages >= 0, 1.0 + clip_high, 1.0 - clip_low)
+        # Of two plain numbers torch.where makes float32, which would round the bounds of a float64 loss.
+        bound = advantages.new_tensor(1.0 - clip_low).where(advantages < 0, advantages.new_tensor(1.0 + clip_high))
         clipped = torch.where(advantages >= 0, ratio > bound, ratio < bound)
     surrogate = torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp()) * advantages
     token_loss = -surrogate

@@ -173,9 +173,11 @@ class Prompts:
 
 
 def last_block(text: str, tag: str) -> str | None:
-    """What stands in the last complete <tag>...</tag>, stripped; None where there is none. It holds neither tag itself."""
-    blocks = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", text, re.DOTALL)
-    return blocks[-1].strip() if blocks else None
+    """What stands in the last complete <tag>...</tag>, stripped; None where there is none."""
+    head, _, _ = text.rpartition(f"</{tag}>")
+    _, opening, rest = head.rpartition(f"<{tag}>")
+    # A stray second closing tag is not part of what the first one closed.
+    return rest.partition(f"</{tag}>")[0].strip() if opening else None
 
 
 def parse_strategy(text: str) -> str | None:

@@ -24,14 +24,15 @@ def error(path: Path | None = None, *overrides: str) -> str:
 # key, bad values, values at the edge that are allowed
 RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("num_tasks", [0, -1], [1]), ("num_strategies", [0], [1]), ("num_rollouts", [0], [1]),
-    ("sigma", [0, -1], [1]), ("delta", [0, 1.1, -0.5], [1, 0.01]), ("kappa", [-0.1], [0, 3]),
+    ("sigma", [0, -1, 1e308], [1]), ("delta", [0, 1.1, -0.5], [1, 0.01]), ("kappa", [-0.1], [0, 3]),
     ("seed", [-1, 2**63], [0, 2**63 - 1]),
-    ("run.name", ["a/b", "..", "../x", ""], ["a.b"]),
+    ("run.name", ["a/b", "..", "../x", "", "a\nb", "a\0b", "a\udcff"], ["a.b", "x" * 200, "ünï 门"]),
+    ("run.dir", ["a\0b", "a\nb"], ["a b"]),
     ("temperature.strategy", [0, -1, 100], [0.01, 99]), ("temperature.action", [0, 100], [2]),
     ("strategy.max_tokens", [0], [1]),
     ("rollout.max_turns", [0], [1]), ("rollout.max_action_tokens", [0], [1]), ("rollout.env_threads", [0], [1]),
     ("rollout.streams", [0], [1]), ("rollout.max_cache_tokens", [0], [1]), ("rollout.window_turns", [-1], [0]),
-    ("rollout.env_timeout_seconds", [0, -1], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
+    ("rollout.env_timeout_seconds", [0, -1, 1e300], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
     ("rollout.max_tokens", [0], [1, None]), ("rollout.max_parse_failures", [0], [1, None]),
     ("judge.temperature", [-0.1, 100], [0]), ("judge.max_tokens", [0], [1]),
     ("reward.format_penalty", [-1], [0, 1]), ("reward.invalid_action_penalty", [-1], [0]),
@@ -50,7 +51,10 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("checkpoint.every", [-1], [0]), ("checkpoint.keep", [0], [1, None]),
     ("warmstart.num_tasks", [0], [1]), ("warmstart.batch_tokens", [0], [1]), ("warmstart.patience", [0], [1]),
     ("warmstart.seconds", [0], [0.1]), ("warmstart.epochs", [0], [0.1]), ("warmstart.lr", [0], [0.1]),
-    ("warmstart.nano.vocab_size", [299], [300]), ("warmstart.nano.hidden_size", [127], [64]),
+    ("warmstart.nano.vocab_size", [299], [300]), ("warmstart.nano.hidden_size", [127, 0, 20], [64]),
+    ("warmstart.nano.num_heads", [0, -2], [2]), ("warmstart.nano.num_layers", [0], [1]),
+    ("warmstart.nano.intermediate_size", [0], [1]), ("warmstart.nano.max_position_embeddings", [0], [1]),
+    ("warmstart.max_turns", [0, -1], [1, None]),
     ("warmstart.nano.num_key_value_heads", [3, 0], [4]),
 ]  # fmt: skip
 
@@ -253,3 +257,49 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_config_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rollout: {max_turns: 3}\nrollout: {streams: 1}\n", "rollout is given twice"),
+        ("seed: 1\nseed: 2\n", "line 2 seed is given twice"),
+        ("seed: " + "9" * 5000, "--config must be valid YAML"),
+        ("seed: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("environment: {name: toy, options: 5}\ntoy: {num_train: 9}\n", "environment.options must be a mapping, got 5"),
+        ("prompts: {templates: {strategy: [a]}}", "prompts.templates.strategy must be a text, got ['a']"),
+        ("prompts: {templates: {strategy: }}", "prompts.templates.strategy must be a text, got None"),
+    ],
+)
+def test_what_yaml_reads_and_python_trips_over(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    message = error(tmp_path / "c.yaml")
+    assert says in message
+    assert len(message) < 400
+
+
+def test_an_environment_section_without_keys_keeps_the_options_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("environment:\ntoy: {num_train: 9}\n")
+    assert load_config(tmp_path / "c.yaml").environment.options == {"num_train": 9}
+
+
+def test_numbers_too_large_for_their_type() -> None:
+    assert error(None, "sigma=" + "9" * 400).startswith("sigma must be a finite number, got 999")
+    assert error(None, "num_tasks=" + "9" * 5000).startswith("num_tasks must be a whole number, got '999")
+
+
+def test_a_date_is_a_text() -> None:
+    for name in ("2026-11-29", "2026-13-45", "2026-11-29 10:00:00"):
+        assert load_config(None, [f"run.name={name}"]).run.name == name
+
+
+def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("optimizer: &a {lr: 0.1}\nrollout: {}\n")
+    (tmp_path / "d.yaml").write_text("update: &u {epochs: 2}\nreward: {scale: 2, <<: {scale: 3}}\n")
+    assert load_config(tmp_path / "c.yaml").optimizer.lr == 0.1
+    assert load_config(tmp_path / "d.yaml").reward.scale == 2
+
+
+def test_a_run_name_that_no_file_system_takes() -> None:
+    for name in ("x" * 201, "门" * 67):
+        assert error(None, f"run.name={name}").startswith("run.name must be at most 200 bytes long, got ")

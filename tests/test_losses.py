@@ -375,3 +375,10 @@ def test_metrics_of_levels_by_hand():
 def test_refusals_name_the_argument(batch, options, message):
     with pytest.raises(ValueError, match=message):
         policy_loss(**{**batch, **options})
+
+
+def test_clip_bounds_of_a_float64_loss_are_float64() -> None:
+    for ratio, advantage, bound in ((2.0, 1e6, 1.2), (0.1, -1e6, 0.8)):
+        log_ratio, one = torch.tensor([[ratio]], dtype=torch.float64).log(), torch.ones(1, 1, dtype=torch.float64)
+        loss, _ = policy_loss(log_ratio, 0 * one, advantage * one, one)
+        assert loss.item() == pytest.approx(-bound * advantage, rel=1e-15)

@@ -109,3 +109,10 @@ def test_templates_can_be_replaced_and_are_checked():
 
 def test_both_styles_have_the_same_templates_and_fields_known_to_the_full_one():
     assert set(STYLES["full"]) == set(STYLES["terse"])
+
+
+def test_a_stray_closing_tag_is_not_part_of_the_block() -> None:
+    assert parse_action("<action>look</action></action>") == "look"
+    assert parse_judgment("<judgment>[1]</judgment> so </judgment>", 3) == (0,)
+    assert parse_action("</action><action>look") is None
+    assert parse_action("<action>a</action><action>b") == "a"

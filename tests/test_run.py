@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,16 @@ BAD = {
     "wrong range": (["delta=2"], "delta must be in (0, 1], got 2"),
     "unknown template": (["prompts.templates={actoin_next: x}"], "prompts.templates must name a template"),
     "escaping name": (["run.name=../x"], "run.name must be a plain folder name"),
+    "option called name": (["environment.options={name: x}"], "toy.name must be an option of environment 'toy'"),
+    "tasks that are no list": (["environment.name=sciworld", "environment.options.tasks=3"], "sciworld.tasks must be "),
+    "tasks that are lists": (["environment.name=sciworld", "environment.options.tasks=[[1]]"], "sciworld.tasks must be "),
+    "a bool for a number": (["toy.num_train=true"], "toy.num_train must be a whole number, got True"),
+    "empty name of a split": (["evaluation.test_split=''"], "split must be one of train, dev, test, got ''"),
+    "encoder that is not downloaded": (["model.encoder=nobody/nothing"], "model.encoder must be a model that"),
+    "missing judge": (["judge.model=/no/such"], "judge.model must be "),
+    "run.dir below a file": ([f"run.dir={__file__}/x"], "run.dir must be a folder that can be written"),
+    "run.dir that is a file": ([f"run.dir={__file__}"], "run.dir must be a folder that can be written"),
+    "cache that is a file": ([f"warmstart.cache_dir={__file__}"], "warmstart.cache_dir must be a folder that can be"),
     "no value": (["num_tasks"], "--set must be of the form section.key=value"),
 }  # fmt: skip
 
@@ -101,6 +112,28 @@ def test_existing_run_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     (tmp_path / "runs" / "old").mkdir(parents=True)
     assert main(arguments("run.name=old")) == 2
     assert one_line(capsys).startswith("run.name must be new in runs, got 'old', which exists")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"[]", b"{", b"{}", b"\xff\x00"])
+def test_broken_model_folder(
+    file: str, content: bytes, guesser_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(guesser_folder, broken)
+    (broken / file).write_bytes(content)
+    assert main(arguments(f"model.path={broken}", *SMALL)) == 2
+    assert one_line(capsys).startswith("model.path must be a model that transformers can load")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_full_disk_is_status_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr(experiments.run, "run", fail)
+    assert main(arguments()) == 1
+    assert "No space left on device" in one_line(capsys)
 
 
 @pytest.mark.parametrize("given", [["--cofnig", "x"], ["--set"], ["surplus"]])
