@@ -127,7 +127,7 @@ def check_writable(key: str, folder: str) -> None:
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
     from experiments.report import cached_report, print_report
-    from experiments.warmstart import warm_start
+    from experiments.warmstart import describe, warm_start
 
     if config.model.path != "nano":
         return config.model.path
@@ -135,7 +135,7 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     if distributed.is_main:
         folder = warm_start(config, task_set)
         if config.evaluation.initial and not config.log.quiet:
-            print("warm start, form by form:")
+            print(describe(folder))
             print_report(cached_report(config, task_set, folder))
         made = str(folder)
     return str(distributed.from_main(made))

@@ -80,6 +80,7 @@ def train(
         "seconds": seconds,
         "epochs": tokens_seen / num_tokens,
         "optimizer_steps": step,
+        "ended_by": schedule.ended_by(tokens_seen / num_tokens),
         "tokens_per_second": tokens_seen / seconds,
         "rows": {name: sum(i in row.forms for row in training) for i, name in enumerate(FORMS)},
         "taught_tokens": dict(zip(FORMS, counts, strict=True)),
@@ -150,6 +151,12 @@ class _Schedule:
     def used(self, epochs: float) -> float:
         """Share of the budget that is spent: of seconds or of epochs, whichever is nearer its end."""
         return max((time.monotonic() - self._started) / self._settings.seconds, epochs / self._settings.epochs)
+
+    def ended_by(self, epochs: float) -> str:
+        """What ended the constant phase: the plateau, or which half of the budget. A model cut short is not a good teacher."""
+        if self._fall < CONSTANT:
+            return "plateau"
+        return "warmstart.epochs" if epochs / self._settings.epochs >= self.end else "warmstart.seconds"
 
     def factor(self, used: float, step: int) -> float:
         """What the learning rate is multiplied with."""

@@ -53,6 +53,16 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
     return _save(model, tokenizer, record, folder)
 
 
+def describe(folder: Path) -> str:
+    """One line: what the supervised training of a folder came to, and what ended it."""
+    record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
+    first = record["history"][0]["validation"]
+    return (
+        f"warm start: {record['optimizer_steps']} steps, {record['epochs']:.1f} epochs, {record['seconds']:.0f} s, validation "
+        f"loss {first:.3f} -> {record['validation_loss']:.3f}, ended by {record['ended_by']} ({folder})"
+    )
+
+
 def continue_training(config: Config, task_set: TaskSet, folder: str | Path, seconds: float) -> Path:
     """The supervised control: the same training, from `folder`, on the same data, for `seconds` of wall time."""
     record_path = Path(folder) / "warmstart.json"
