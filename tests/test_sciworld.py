@@ -92,7 +92,7 @@ def test_groups_and_names():
         ({"simplifications": "noElectricalAction"}, "electrical actions to 'power-component'"),
         ({"simplifications": "easy,openContainers"}, "'easy' alone"),
         ({"max_variations_per_task": 0}, "max_variations_per_task must be an integer of at least 1, got 0"),
-        ({"num_engines": True}, "num_engines must be an integer of at least 1, got True"),
+        ({"num_engines": 0}, "num_engines must be an integer of at least 1, got 0"),
         ({"variations": 3}, "got 'variations'"),
     ],
 )
