@@ -42,6 +42,8 @@ SCRIPT = [
     "look around",
     "dance",
 ]
+# Bees fly at random and plants dry: ten ticks a "wait" use the random numbers, ids and flags that episodes could share.
+BEES = ["teleport to greenhouse", "open bee hive", "wait", "look around", "wait", "look around"]
 
 
 def play(task_set, task_id, actions=SCRIPT, barrier=None) -> list:
@@ -223,12 +225,12 @@ def test_packaged_splits_are_the_engines():
 def test_32_concurrent_episodes_equal_the_same_alone(task_set):
     ids = [f"{task}/{catalog.variations(task, 'train')[0]}" for task in TASKS] + ["find-animal/7", "power-component/3"]
     lone = environments.make("sciworld", num_engines=1)
-    alone = [play(lone, task_id) for task_id in ids]
+    alone = [play(lone, task_id, SCRIPT + BEES) for task_id in ids]
     lone.close()
 
     barrier = threading.Barrier(len(ids))
     with ThreadPoolExecutor(len(ids)) as threads:
-        together = list(threads.map(lambda task_id: play(task_set, task_id, barrier=barrier), ids))
+        together = list(threads.map(lambda task_id: play(task_set, task_id, SCRIPT + BEES, barrier), ids))
     for task_id, one, other in zip(ids, alone, together, strict=True):
         assert one == other, task_id
         assert check_observation(one[0]) is None
@@ -236,6 +238,27 @@ def test_32_concurrent_episodes_equal_the_same_alone(task_set):
     resident = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in task_set.engine_pids)
     assert resident < 3e9, f"{resident / 1e6:.0f} MB"
     assert len({str(one) for one in alone}) == len(ids)  # the script tells the tasks apart
+
+
+@pytest.mark.slow
+def test_unlike_episodes_in_turns_on_one_engine_equal_themselves_alone():
+    """The sharpest case: other simplifications, so other flags, and bees in both. Fails without the swap."""
+    pool = engine.Pool(num_engines=1, heap_mb=768)
+    scripts = {"easy": BEES, "": ["open door to greenhouse", "go to greenhouse", *BEES[1:]]}
+
+    def load(simplifications):
+        jvm, episode = pool.acquire()
+        jvm.request("L", episode, "grow-fruit", 0, simplifications, timeout=300)
+        return lambda action: jvm.request("S", episode, action, timeout=300)
+
+    alone = []
+    for simplifications, script in scripts.items():
+        step = load(simplifications)
+        alone.append([step(action) for action in script])
+    first, second = load("easy"), load("")
+    together = [(first(one), second(other)) for one, other in zip(*scripts.values(), strict=False)]
+    pool.close()
+    assert together == list(zip(*alone, strict=False))
 
 
 @pytest.mark.slow
