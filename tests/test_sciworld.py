@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -456,8 +457,8 @@ def test_steps_per_second_against_the_bare_engine():
     for episode in episodes:
         episode.start()
     bare = ScienceWorldEnv()
-    ours_seconds = bare_seconds = 0.0
-    for index, (kind, episode) in enumerate(zip(kinds[:16], episodes[:16], strict=True)):
+    pairs = []
+    for index, (kind, episode) in enumerate(zip(kinds, episodes, strict=True)):
         bare.load(kind, index, "easy")
         start = time.perf_counter()
         for action in SCRIPT:
@@ -468,11 +469,11 @@ def test_steps_per_second_against_the_bare_engine():
             bare.server.getScore()
             bare.server.getCompleted()
         end = time.perf_counter()
-        if index >= 8:  # until then both engines compile their code
-            ours_seconds += middle - start
-            bare_seconds += end - middle
-    steps = len(SCRIPT) * 8
-    print(f"\nsteps/s: ours {steps / ours_seconds:.0f}, bare {steps / bare_seconds:.0f}")
+        if index >= 16:  # until then both engines compile their code
+            pairs.append((middle - start, end - middle))
+    ours, bare_rate = (len(SCRIPT) / statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+    print(f"\nsteps/s: ours {ours:.0f}, bare {bare_rate:.0f}")
     bare.close()
     task_set.close()
-    assert bare_seconds / ours_seconds > 40 / 48
+    # The median over pairs taken in turns: another program on the cores slows some pairs, not their middle.
+    assert statistics.median(bare_seconds / our_seconds for our_seconds, bare_seconds in pairs) > 40 / 48
