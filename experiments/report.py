@@ -21,20 +21,16 @@ import torch
 
 from experiments.demonstrations import FORMS, Played, choose_tasks, make_rows, play_demonstrations
 from experiments.supervised import nll_by_form
-from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.episode import Request
 from hsg.evaluation import evaluation_tasks
 from hsg.generation import Cost, Decoder, derive_seed, make_generator
-from hsg.judge import Judge
-from hsg.models import load_policy, stop_ids
 from hsg.prompts import parse_judgment
 from hsg.protocol import TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose
+from hsg.trainer import make_judge, make_policy
 from hsg.types import Judgment, Trajectory
-
-ROW_LIMIT = 2**15  # ids of a demonstration's row at most, where a model names no limit of its own
 
 
 def report(
@@ -46,9 +42,7 @@ def report(
     is left out.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load_policy(config.model, folder, device)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or ROW_LIMIT
-    policy = Policy(model, tokenizer, ChatFormat(tokenizer, stop_ids(model, tokenizer)), limit)
+    policy = make_policy(config, folder, device)
     found = _play(config, policy, task_set, num_tasks, with_strategy=True)
     found |= _play(config, policy, task_set, num_tasks, with_strategy=False)
     tasks = choose_tasks(task_set.tasks(config.evaluation.split), num_demonstrated, seed=0)
@@ -90,7 +84,7 @@ def _play(
             for episode, (strategy,) in zip(episodes, drawn, strict=True):
                 episode.strategy = strategy.text
             found["strategy/parse_rate"] = _mean([strategy.parsed for (strategy,) in drawn])
-            judge = _judge(config, policy, rollout)
+            judge = make_judge(config, rollout, policy)
         costs = RolloutCosts()
         played, judgments = rollout.play(episodes, temperature=config.temperature.action, costs=costs, judge=judge)
     finally:
@@ -100,17 +94,6 @@ def _play(
     if with_strategy:
         found |= _self_judgment_metrics([j for j in judgments if j.text is not None])
     return found
-
-
-def _judge(config: Config, policy: Policy, rollout: Rollout) -> Judge:
-    return Judge(
-        config.judge,
-        rollout.prompts,
-        policy.model,
-        policy.chat,
-        context_limit=policy.context_limit,
-        on_cache=config.rollout.context == "conversation",
-    )
 
 
 def _play_metrics(form: str, played: Sequence[Trajectory]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -106,19 +106,22 @@ def assign_credit(
     if strategies is None:
         return credit
 
-    rows = [[s for s in task] for task in strategies]
     s_formats = torch.tensor(
-        [[format_penalty(s.parsed, config.reward) for s in row] for row in rows], dtype=torch.float64
+        [[format_penalty(s.parsed, config.reward) for s in row] for row in strategies], dtype=torch.float64
     )
     s_lengths = torch.tensor(
-        [[length_penalty(s.num_tokens, s.token_limit, config.reward) for s in row] for row in rows], dtype=torch.float64
+        [[length_penalty(s.num_tokens, s.token_limit, config.reward) for s in row] for row in strategies],
+        dtype=torch.float64,
     )
     s_returns, s_valid = strategy_returns(
         outcomes, config.delta, valid=valid, penalties=s_formats + s_lengths
     )  # (P, N)
     s_advantages = group_advantages(s_returns, std=options.std, eps=options.eps, valid=s_valid)  # (P, N)
     metrics |= {f"advantage/strategy_{k}": v for k, v in group_metrics(s_advantages).items()}
-    return Credit(
-        outcomes, valid, turn_mask, returns, advantages, formats, lengths,
-        s_returns, s_advantages, s_formats, s_lengths, metrics=metrics,
-    )  # fmt: skip
+    return replace(
+        credit,
+        strategy_returns=s_returns,
+        strategy_advantages=s_advantages,
+        strategy_format_penalties=s_formats,
+        strategy_length_penalties=s_lengths,
+    )

