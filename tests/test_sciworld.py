@@ -398,10 +398,14 @@ def test_engine_error_is_a_fault_and_a_hung_engine_is_killed(task_set, monkeypat
     episode = task_set.create(Task("boil/0", "train"), seed=0)
     episode.start()
     pids = task_set.engine_pids
-    monkeypatch.setattr("environments.sciworld.episode.STEP_SECONDS", 0.0)
+    for pid in pids:  # stopped, it cannot answer, however quick the machine
+        os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("environments.sciworld.episode.STEP_SECONDS", 0.2)
     with pytest.raises(EnvironmentFault, match="no answer in time"):
         episode.step("look around")
     assert len(task_set.engine_pids) == len(pids) - 1
+    for pid in task_set.engine_pids:
+        os.kill(pid, signal.SIGCONT)
     episode.close()
 
 
