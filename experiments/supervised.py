@@ -4,7 +4,8 @@
 
 so the shares of `warmstart` are shares of the loss, whatever the lengths of the rows.  The learning rate is constant
 until the validation loss stops falling or 60 % of the budget (seconds or epochs) is used, then falls to 0 over two
-thirds of what was used till then.  The weights with the lowest validation loss are kept; tasks, not rows, are held out.
+thirds of what was used till then.  The weights with the lowest validation loss are kept, or the last ones (`keep`);
+tasks, not rows, are held out.
 
 Deliberately absent: rewards, several devices, resuming.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +33,15 @@ PADDING = 100  # filler tokens that one forward pass may hold: about what anothe
 
 
 def train(
-    model: Any, rows: Sequence[Row], settings: WarmstartConfig, pad_id: int | None, *, quiet: bool = False
+    model: Any,
+    rows: Sequence[Row],
+    settings: WarmstartConfig,
+    pad_id: int | None,
+    *,
+    keep: Literal["best", "last"] = "best",
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train in place on most tasks' rows; returns losses, counts and seconds. Ends with the best validation weights."""
+    """Train in place on most tasks' rows; returns losses, counts and seconds. Ends with the weights `keep` names."""
     started = time.monotonic()
     training, held_out = _split(rows)
     weights, counts = _form_weights(training, settings)
@@ -54,7 +61,7 @@ def train(
                 loss, forms = _validate(model, checked, weights, settings.batch_tokens, pad_id)
                 history.append({"seconds": time.monotonic() - started, "optimizer_step": step, "training": running,
                                 "validation": loss})  # fmt: skip
-                if loss < best_loss:
+                if loss < best_loss or (last and keep == "last"):
                     best_loss, best_forms, best = loss, forms, _copy(model)
                 schedule.saw(loss, used)
                 bar.set_postfix(loss=f"{running:.3f}", validation=f"{loss:.3f}")

@@ -64,11 +64,17 @@ def describe(folder: Path) -> str:
 
 
 def continue_training(config: Config, task_set: TaskSet, folder: str | Path, seconds: float) -> Path:
-    """The supervised control: the same training, from `folder`, on the same data, for `seconds` of wall time."""
+    """The supervised control: the same training, from `folder`, on the same data, for `seconds` of wall time.
+
+    Its last weights count, as the trainer's do; the best ones on validation would be the start itself where it had learned
+    all that the data has to teach.
+    """
     record_path = Path(folder) / "warmstart.json"
     start = json.loads(record_path.read_text(encoding="utf-8"))["key"] if record_path.is_file() else str(folder)
     played, data_key = collect(config, task_set)
-    key = digest({"start": start, "seconds": round(seconds), "data": data_key, **_settings_that_matter(config)})
+    key = digest(
+        {"start": start, "keep": "last", "seconds": round(seconds), "data": data_key, **_settings_that_matter(config)}
+    )
     target = Path(config.warmstart.cache_dir) / f"control-{key}"
     if (target / "warmstart.json").is_file():
         return target
@@ -76,7 +82,7 @@ def continue_training(config: Config, task_set: TaskSet, folder: str | Path, sec
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
     # The whole time is used: a plateau must not end it early.
     settings = dataclasses.replace(config.warmstart, seconds=seconds, epochs=1e9, patience=10**9)
-    record = train(model, rows, settings, tokenizer.pad_token_id, quiet=config.log.quiet)
+    record = train(model, rows, settings, tokenizer.pad_token_id, keep="last", quiet=config.log.quiet)
     return _save(model, tokenizer, {"key": key, "continued_from": start, **record}, target)
 
 
