@@ -189,6 +189,8 @@ def _attention(
     """query (1, H, n, D), key and value (1, H', n, D), H a multiple of H' -> (1, n, H, D)."""
     if special := [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]:
         raise NotImplementedError(f"attention with {', '.join(special)}")
+    if torch.is_autocast_enabled(query.device.type):  # it knows PyTorch's own attention, and not the kernel below
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < max(layout.lengths) else None
     if window is None and _use_joined(query, value):
