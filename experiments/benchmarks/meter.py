@@ -26,11 +26,13 @@ class Meter:
         model.get_output_embeddings().register_forward_pre_hook(self._head)
 
     def _forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        ids, mask = given.get("input_ids", args[0] if args else None), given.get("attention_mask")
+        ids, mask = given["input_ids"] if "input_ids" in given else args[0], given.get("attention_mask")
         query = ids.shape[-1]
-        masked = torch.is_tensor(mask) and mask.dim() == 4  # every pair of it is computed; else half of them
         self._counts[0] += ids.numel()
-        self._counts[1] += ids.numel() * mask.shape[-1] if masked else ids.numel() * (query + 1) // 2
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            self._counts[1] += ids.numel() * mask.shape[-1]  # a kernel with a mask computes every pair of it
+        else:
+            self._counts[1] += ids.numel() * (query + 1) // 2
 
     def _head(self, module: Any, args: Any) -> None:
         self._counts[2] += args[0].numel() // args[0].shape[-1]

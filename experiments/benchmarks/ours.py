@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = {"algorithm": "grpo", "num_strategies": 1, "num_rollouts": given.G, "train": {"iterations": given.steps}}
     config = make_config({**OPTIONS, **options, "rollout": rollout})
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    script = [w.make_rows(w.Spec(given.G, given.turns, given.spread, given.A), k, tokenizer) for k in range(given.steps)]
+    script = [
+        w.make_rows(w.Spec(given.G, given.turns, given.spread, given.A), k, tokenizer) for k in range(given.steps)
+    ]
     said = [[[tokenizer(a)["input_ids"] for a in row.actions] for row in rows] for rows in script]
     steps, digests, norms = [], [], []
     # A generator's key is (kind, seed, iteration, task, n, m, what it samples).
@@ -63,14 +64,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             meter.spent.clear()
             values = meter.of("all", trainer.iterate, outer=True)(k)
             s = meter.spent
-            assert values["cost/rollout_positions"] == s["rollout_positions"], "hsg must count every position it forwards"
+            counted = values["cost/rollout_positions"]
+            assert counted == s["rollout_positions"], f"hsg must count every position it forwards, got {counted}"
             steps.append({name: s[name] for name in ("rollout", "train", "rollout_cpu", "train_cpu")} | {
-                "wall": s["all"], "cpu": s["all_cpu"], "pos_rollout": s["rollout_positions"], "lm_head_train": s["train_head"],
-                "pos_train": s["train_positions"], "pairs_rollout": s["rollout_pairs"], "pairs_train": s["train_pairs"],
+                "wall": s["all"], "cpu": s["all_cpu"], "pos_rollout": counted, "pos_train": s["train_positions"],
+                "pairs_rollout": s["rollout_pairs"], "pairs_train": s["train_pairs"],
+                "lm_head_rollout": s["rollout_head"], "lm_head_train": s["train_head"],
             })  # fmt: skip
             rows = [trajectory.rows[0] for trajectory in played[-1][0]]
             start = len(prompt)
-            assert all(row.input_ids[:start].tolist() == prompt for row in rows), "every row must begin with TRL's prompt"
+            assert all(row.input_ids[:start].tolist() == prompt for row in rows), "the prompt must be TRL's"
             digests.append(w.digest([r.input_ids[start:] for r in rows], [r.response_mask[start - 1 :] for r in rows]))
             norms.append(values["update/grad_norm"])
         trainer.close()

@@ -20,8 +20,6 @@ import torch
 from experiments.benchmarks import workload as w
 from hsg import episode, generation, judge, strategies, trainer
 from hsg.chat import ChatFormat
-from hsg.configfile import make_config
-from hsg.distributed import Distributed
 from hsg.protocol import Environment, StepResult, Task, TaskSet
 
 
@@ -75,7 +73,8 @@ class ScriptedTasks(TaskSet):
 @contextlib.contextmanager
 def scripted(responses: Callable[..., list[list[int]]]) -> Iterator[None]:
     """hsg with a generator of `key` that leads to `responses(*key)`: one list of ids per call that samples with it."""
-    make, sample, token = generation.make_generator, generation.sample_tokens, {}
+    make, sample = generation.make_generator, generation.sample_tokens
+    token: dict[float, int] = {}
 
     def make_generator(*key: object) -> torch.Generator:
         twin = make(*key)

@@ -8,6 +8,7 @@ for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(k, "1")
 os.environ.update(TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 warnings.filterwarnings("ignore")
+from experiments.benchmarks import workload as w
 ap = argparse.ArgumentParser()
 ap.add_argument("--turns", type=int, default=8); ap.add_argument("--spread", type=int, default=2)
 ap.add_argument("--G", type=int, default=32); ap.add_argument("--A", type=int, default=16)
@@ -31,7 +32,6 @@ from transformers import AutoTokenizer, AutoModelForCausalLM
 from transformers.utils import logging as hl
 hl.set_verbosity_error(); hl.disable_progress_bar()
 from trl import GRPOConfig, GRPOTrainer
-from experiments.benchmarks import workload as w
 
 spec = w.Spec(G=a.G, turns=a.turns, spread=a.spread, A=a.A, seed=a.seed)
 tok = AutoTokenizer.from_pretrained(a.model)

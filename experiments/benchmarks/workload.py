@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 MODEL = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "tiny_tool_model"
-WORDS = "look go take open read list north south east west door lamp box key left right up down red blue".split()
-OBSERVATION_WORDS = (
+_WORDS = "look go take open read list north south east west door lamp box key left right up down red blue"
+_OBSERVATION_WORDS = (
     "the you see a room with old table and small window on it there is nothing here but dust file path value "
     "line error name return class self object string list number data first last open read write"
-).split()
+)
+WORDS, OBSERVATION_WORDS = _WORDS.split(), _OBSERVATION_WORDS.split()
 TASK = (
     "You are in a house with many rooms. Find the key, open the box and read the note. "
     "Use the tool to act; every call takes one command of three words. When you are done, say so in plain words."
@@ -65,8 +66,12 @@ class Spec:
 
 def action_text(words: Sequence[str]) -> str:
     """A tool call of three words."""
-    call = '<tool_call>{"name":"act","arguments":{"cmd":"%s"}}</tool_call><|im_end|>'
-    return call % " ".join(words)
+    return f"<tool_call>{call_json(words)}</tool_call><|im_end|>"
+
+
+def call_json(words: Sequence[str]) -> str:
+    """The call alone."""
+    return '{"name":"act","arguments":{"cmd":"' + " ".join(words) + '"}}'
 
 
 def make_rows(spec: Spec, step: int, tok: Any) -> list[Row]:
