@@ -15,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.benchmarks.compare import ROOT, Comparison, Size, compare, growth, programs, table
@@ -22,7 +23,7 @@ from experiments.benchmarks.compare import ROOT, Comparison, Size, compare, grow
 PACKAGES = ("torch", "transformers", "accelerate", "trl")
 
 
-def machine(trl_python: str) -> str:
+def machine(pythons: Mapping[str, str]) -> str:
     """One line on the hardware, one on the software of each program."""
     words = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":", 1)[1].strip() for line in words.splitlines() if line.startswith("model name")]
@@ -34,9 +35,9 @@ def machine(trl_python: str) -> str:
     code = (
         "import sys, importlib.metadata as m\n"
         "have = {d.metadata['Name']: d.version for d in m.distributions()}\n"
-        "print('Python', sys.version.split()[0], *(f'{n} {have[n]}' for n in sys.argv[1:] if n in have), sep=', ')"
+        "print('Python ' + sys.version.split()[0], *(f'{n} {have[n]}' for n in sys.argv[1:] if n in have), sep=', ')"
     )
-    for name, python in (("ours", sys.executable), ("trl", trl_python)):
+    for name, python in pythons.items():
         command = [python, "-c", code, *PACKAGES]
         lines.append(f"{name}: " + subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     return "\n".join(f"- {line}" for line in lines)
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench")
     given = parser.parse_args()
     chosen = programs(given.trl_python, given.only)
-    head = machine(given.trl_python if "trl" in chosen else sys.executable)
+    head = machine({name: command[0] for name, command in chosen.items()})
     done: dict[Size, Comparison] = {}
 
     def measure(sizes: list[Size]) -> list[Comparison]:

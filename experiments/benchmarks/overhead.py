@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 import torch
 from transformers import AutoTokenizer
 
@@ -139,7 +137,7 @@ def main() -> None:
     head = ("turns", "algorithm", *PHASES, "CPU s / iteration", "over GRPO", "selection + judgment / GRPO")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     runs = {}
-    start = machine(sys.executable)
+    start = machine({"ours": sys.executable})
     for turns in map(int, given.turns.split(",")):
         runs[turns] = measure(turns, given.reps, given.size)
         lines += line(turns, runs[turns])

@@ -84,7 +84,7 @@ def scripted(responses: Callable[..., list[list[int]]]) -> Iterator[None]:
 
     def sample_tokens(logits: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sample(logits, *rest)
-        ids = torch.tensor([token[u] for u in rest[-1].tolist()])
+        ids = torch.tensor([token[u] for u in rest[-1].tolist()], device=logits.device)
         return ids, logits.gather(-1, ids[:, None])[:, 0] - logits.logsumexp(-1)  # all temperatures are 1
 
     with contextlib.ExitStack() as stack:
