@@ -65,7 +65,7 @@ def main() -> None:
 
     turns = [Size(t, t // 4, given.steps) for t in map(int, filter(None, given.turns.split(",")))]
     groups = [Size(8, 2, given.steps, G=g) for g in map(int, filter(None, given.groups.split(",")))]
-    parts = [f"# hsg against TRL's GRPOTrainer, {given.reps} runs each, medians\n", head]
+    parts = [f"# hsg against TRL's GRPOTrainer, {given.reps} runs each, medians", head]
     for sizes, axis in ((turns, "turns"), (groups, "G")):
         if sizes:
             comparisons = measure(sizes)
