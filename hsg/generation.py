@@ -154,7 +154,6 @@ class Cost:
 
     positions: int = 0
     sampled: int = 0
-    unique: int = 0  # positions a forward without any waste would need
 
 
 class Decoder:
@@ -200,7 +199,6 @@ class Decoder:
     def append(self, row: int, ids: Sequence[int]) -> None:
         """Context for one row; it is forwarded together with the next response."""
         self.rows[row].extend(ids)
-        self.cost.unique += len(ids)
 
     def sample(
         self,
@@ -255,7 +253,6 @@ class Decoder:
                     leaders.append(rows[0])
                     lengths.append(length)
                     followers.append(rows[1:])
-            self.cost.unique += sum(n - self._in_cache[row] for row, n in zip(leaders, lengths, strict=True))
             self._feed(leaders, lengths)
             for leader, length, rest in zip(leaders, lengths, followers, strict=True):
                 if rest and length:
@@ -384,7 +381,6 @@ def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int],
             if not closed[i] and len(ids[i]) < limits[i]:
                 going.append(i)
         decoder.cost.sampled += len(live)
-        decoder.cost.unique += len(live)
         if decoder.use_cache and len(going) < len(live):
             decoder._lead([rows[i] for i in going])
         live = going

@@ -29,8 +29,6 @@ from hsg.models import check_packing, score
 from hsg.packing import make_layout, packed_attention
 from hsg.types import ACTION, Batch, Tokens
 
-CHECKED_ROWS = 2  # rows of an iteration whose sampled log-probs are compared with the training forward
-
 
 @dataclass
 class UpdateCosts:
@@ -61,6 +59,8 @@ class Learner:
         if config.update.packing != "off":
             check_packing(model)
         self.costs = UpdateCosts()  # since the trainer last took them
+        self._gaps: list[Tensor] | None = None  # collected in the first optimizer step of an iteration; None: done
+        self._gap_values: dict[str, float] | None = None  # what recomputed log-probs said of this iteration
         self.optimizer_steps = 0
         self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
         self.nonfinite_in_a_row = 0
@@ -76,6 +76,9 @@ class Learner:
         num_parts = max(1, math.ceil(units / size))
         parts_metrics, values = [], {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
         norms: list[float] = []
+        self._gaps = [] if self._gap_values is None else None
+        values |= self._gap_values or {}
+        self._gap_values = None
         self.model.train()
         for epoch in range(config.epochs):
             self.costs.update_unique_tokens += num_unique_tokens(self._live(rows))
@@ -136,10 +139,15 @@ class Learner:
                     **options,
                 )
                 loss.backward()
+            if self._gaps is not None:
+                self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
             num_trained = int(batch.response_mask.sum())
             self.costs.trained_tokens += num_trained
             self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
             parts_metrics.append(loss_metrics)
+        if self._gaps is not None:
+            gaps, self._gaps = self._gaps, None
+            values |= self._check_gap(gaps)
         self.distributed.sum_gradients(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
         if not math.isfinite(norm):
@@ -223,39 +231,43 @@ class Learner:
 
     # ------------------------------------------------------------------------- log-probs of the old and reference policy
 
-    def settle_logprobs(self, sampled: Sequence[Tokens], iteration: int) -> tuple[list[Tokens], dict[str, float]]:
-        """The rows with the log-probs that ratios start from, and how far sampling and training forward are apart.
+    def settle_logprobs(self, sampled: Sequence[Tokens]) -> list[Tokens]:
+        """The rows with the log-probs that ratios start from (`rollout.logprobs`).
 
-        `rollout.logprobs: sampled` keeps those of the sampler once a few rows say that the training forward has the same;
-        `recomputed` takes the training forward's; `auto` is sampled where one optimizer step uses all of an iteration.
-        RuntimeError where the 99th percentile of the gap (nats) is above `rollout.max_logprob_gap`.
+        `sampled` keeps those of the sampler, `recomputed` takes those of the training forward, and `auto` is sampled where
+        one optimizer step uses all of an iteration. Either way the two are compared: see `_check_gap`.
         """
-        options = self.config.rollout
+        mode = self.config.rollout.logprobs
+        if mode == "sampled" or (mode == "auto" and self._one_step()):
+            return list(sampled)
         rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, i) for i, t in enumerate(sampled) if t.num_sampled]
-        recompute = options.logprobs == "recomputed" or (options.logprobs == "auto" and not self._one_step())
-        if not recompute:
-            generator = make_generator("checked rows", self.config.seed, iteration, self.distributed.rank)
-            rows = [rows[i] for i in torch.randperm(len(rows), generator=generator)[:CHECKED_ROWS].tolist()]
         scored = self._scores(self.model, rows)
-        gaps = [(s - r.tokens.logprobs)[r.tokens.response_mask].abs() for r, s in zip(rows, scored, strict=True)]
-        gap = torch.cat(gaps) if gaps else torch.zeros(1)
-        # Both are of the worst rank, so that all ranks stop together.
-        largest = self.distributed.max(float(gap.max()))
-        percentile = self.distributed.max(float(gap.double().quantile(0.99)) if len(gap) < 2**24 else largest)
-        limit = options.max_logprob_gap or (
-            0.1 if getattr(self.model, "compute_dtype", None) == torch.bfloat16 else 1e-3
+        self._gap_values = self._check_gap(
+            [_gap(s, r.tokens.logprobs, r.tokens.response_mask) for r, s in zip(rows, scored, strict=True)]
         )
-        if not percentile <= limit:
+        new = {r.trajectory: replace(r.tokens, logprobs=s) for r, s in zip(rows, scored, strict=True)}
+        return [new.get(i, tokens) for i, tokens in enumerate(sampled)]
+
+    def _check_gap(self, gaps: list[Tensor]) -> dict[str, float]:
+        """How far the sampler's log-probs are from the training forward's, before any weight of the iteration moves.
+
+        Recomputed ones say it of every row, sampled ones of the first mini-batch. RuntimeError where the 99th percentile of
+        the gap (nats) is above `rollout.max_logprob_gap`: the ratios would then be noise, or worse.
+        """
+        gap = torch.cat([*gaps, torch.zeros(1)])
+        place = max(0, math.ceil(0.99 * len(gap)) - 1)
+        # Both are of the worst rank, so that all ranks stop together.
+        largest, percentile = (self.distributed.max(float(x)) for x in (gap.max(), gap.sort().values[place]))
+        limit = self.config.rollout.max_logprob_gap
+        if limit is None:
+            limit = 0.1 if getattr(self.model, "compute_dtype", None) == torch.bfloat16 else 1e-3
+        if percentile > limit:
             raise RuntimeError(
                 f"log-probs of the sampler and of the training forward must agree within rollout.max_logprob_gap = {limit} "
                 f"nats in 99 % of the tokens, got {percentile:.3g} (largest {largest:.3g}); the model may not handle the "
                 "rollout's cache or packed rows: try rollout.cache=false, update.packing=off, model.attention=eager"
             )
-        metrics = {"rollout/logprob_gap_max": largest, "rollout/logprob_gap_p99": percentile}
-        if not recompute:
-            return list(sampled), metrics
-        new = {r.trajectory: replace(r.tokens, logprobs=s) for r, s in zip(rows, scored, strict=True)}
-        return [new.get(i, tokens) for i, tokens in enumerate(sampled)], metrics
+        return {"rollout/logprob_gap_max": largest, "rollout/logprob_gap_p99": percentile}
 
     def _one_step(self) -> bool:
         """Whether each iteration is one optimizer step, so that every ratio is 1."""
@@ -275,3 +287,9 @@ class Learner:
             return rows
         scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
+
+
+def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+    """(tokens,) float32 on the CPU: how far two log-probs of each sampled token are apart; not finite is another's duty."""
+    gap = (logprobs.detach().float() - others.float())[mask].abs().cpu()
+    return gap[gap.isfinite()]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hsg.credit import Credit
 from hsg.generation import Cost
+from hsg.packing import common_prefix
 from hsg.protocol import StopReason
 from hsg.types import Candidates, Judgment, Trajectory
 
@@ -38,12 +39,30 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     return sum(held), float(len(held))
 
 
-def cost_metrics(costs: Mapping[str, Cost], update: Mapping[str, int]) -> Sums:
+def cost_metrics(
+    costs: Mapping[str, Cost], update: Mapping[str, int], trajectories: Sequence[Sequence[Sequence[Trajectory]]]
+) -> Sums:
     """Positions really forwarded, by purpose; what a rollout without any waste needs; tokens sampled in all."""
     sums: Sums = {f"cost/{purpose}_positions": (float(cost.positions), 0.0) for purpose, cost in costs.items()}
-    sums["cost/unique_tokens"] = (float(costs["rollout"].unique), 0.0)
+    sums["cost/unique_tokens"] = (float(sum(map(unique_tokens, trajectories))), 0.0)
     sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
     return sums | {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
+
+
+def unique_tokens(groups: Sequence[Sequence[Trajectory]]) -> int:
+    """Tokens that the rollouts of one task need: what all its prompts share once, the rest of a strategy's prompt once, and
+    every later token once per trajectory, even where two sampled the same. In window context each prompt is new.
+    """
+    prompts: set[tuple[int, ...]] = set()
+    others = 0
+    for trajectory in (t for group in groups for t in group):
+        for number, (row, turn) in enumerate(zip(trajectory.rows, trajectory.turns, strict=False)):
+            prompt = tuple(row.input_ids[: turn.start + 1].tolist())
+            others += len(row.input_ids) - (len(prompt) if number == 0 else 0)
+            if number == 0:
+                prompts.add(prompt)
+    shared = common_prefix(min(prompts), max(prompts)) if prompts else 0
+    return others + shared + sum(len(prompt) - shared for prompt in prompts)
 
 
 def rollout_metrics(

@@ -306,8 +306,9 @@ def score(
     """Log-probs of the sampled tokens under the model, at the temperature each was sampled at; gradients flow.
 
     Returns (logprobs, entropy): logprobs (B, T-1) in nats, of input_ids[:, t + 1], 0.0 where `response_mask` is False;
-    entropy (B, T-1) in nats of the same distributions, or None. float32 (float64 for a float64 model). At most
-    `chunk_tokens` rows of logits exist at once; where all of them are many, the backward pass computes them again.
+    entropy (B, T-1) in nats of the same distributions, without a gradient, or None. float32 (float64 for a float64
+    model). At most `chunk_tokens` rows of logits exist at once; where they are many in all, the backward pass computes
+    them again.
     `layout` (of this very batch, inside `packed_attention`): the same numbers from a packed sequence.
     Raises ValueError for rows that are not right-padded.
     """

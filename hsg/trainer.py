@@ -168,7 +168,7 @@ class Trainer:
             )
         self._check_faults(played)
         with clock("old_logprobs"):
-            candidates, played, gaps = self._settle_logprobs(candidates, played, iteration)
+            candidates, played = self._settle_logprobs(candidates, played)
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
@@ -192,11 +192,11 @@ class Trainer:
                 self.run.trajectories(iteration, records)
 
         spent, self.learner.costs = self.learner.costs, UpdateCosts()
-        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs), vars(spent))]))
+        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs), vars(spent), trajectories)]))
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
-        return {**mx.finish(merged), **gaps, **update_values, **times}
+        return {**mx.finish(merged), **update_values, **times}
 
     def _begin(self, iteration: int) -> list[Episode]:
         """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
@@ -259,20 +259,19 @@ class Trainer:
             return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
 
     def _settle_logprobs(
-        self, candidates: list[Candidates] | None, played: Sequence[Trajectory], iteration: int
-    ) -> tuple[list[Candidates] | None, list[Trajectory], dict[str, float]]:
+        self, candidates: list[Candidates] | None, played: Sequence[Trajectory]
+    ) -> tuple[list[Candidates] | None, list[Trajectory]]:
         """The same records with the log-probs that ratios start from (see `Learner.settle_logprobs`)."""
         tokens = [row for t in played if t.valid for row in t.rows]
         tokens += [s.tokens for c in candidates or () for s in c.kept]
-        settled, gaps = self.learner.settle_logprobs(tokens, iteration)
-        new = dict(zip(map(id, tokens), settled, strict=True))
+        new = dict(zip(map(id, tokens), self.learner.settle_logprobs(tokens), strict=True))
         played = [replace(t, rows=tuple(new.get(id(row), row) for row in t.rows)) for t in played]
         if candidates is not None:
             candidates = [
                 replace(c, strategies=tuple(replace(s, tokens=new.get(id(s.tokens), s.tokens)) for s in c.strategies))
                 for c in candidates
             ]
-        return candidates, played, gaps
+        return candidates, played
 
     def _check_faults(self, played: Sequence[Trajectory]) -> None:
         """Stop rather than train on almost nothing; ranks decide together."""

@@ -312,10 +312,10 @@ def test_cost_counts_what_was_forwarded() -> None:
     # Four prompt ids, two turns of three sampled tokens, two ids of context in between; the last token of a row is
     # never forwarded, and of two equal prompts three ids are forwarded once: 3 + 2 * (1 + 3 + 2 + 3 - 1).
     even = cost([[10, 11, 12, 13]] * 2, [2, 2])
-    assert (even.positions, even.unique, even.sampled) == (19, 19, 12)
+    assert (even.positions, even.sampled) == (19, 12)
     ragged = cost([[10, 11, 12, 13], [20 + i for i in range(9)]], [2, 20])
-    assert ragged.unique == (4 + 3 + 2 + 3 - 1) + (9 + 3 + 20 + 3 - 1)
-    assert ragged.positions >= ragged.unique
+    needed = (4 + 3 + 2 + 3 - 1) + (9 + 3 + 20 + 3 - 1)
+    assert needed <= ragged.positions <= needed + 64
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_counters_are_what_the_model_and_its_head_really_got():
     model.lm_head.register_forward_hook(lambda m, args, out: headed.append(args[0].shape[0]))
     rows = training_rows()
     rows[2] = replace(rows[2], advantages=torch.zeros(len(rows[2]) - 1))  # pulls nowhere
-    one = learner(model, packing="prefix", microbatch_tokens=10**6)
+    one = with_rollout(learner(model, packing="prefix", microbatch_tokens=10**6), max_logprob_gap=100.0)
     forwarded.clear(), headed.clear()  # the check of the model itself
     values = one.update(rows, 0)
     live = [row for row in rows if row is not rows[2]]
@@ -241,38 +241,58 @@ def test_models_whose_attention_takes_no_layout_are_refused():
         check_packing(mixed)
 
 
-def settled(model, rows, mode, **options):
-    one = learner(model, packing="prefix", microbatch_tokens=10**6)
-    one.config = replace(one.config, rollout=replace(one.config.rollout, logprobs=mode, **options), **{})
-    return one, *one.settle_logprobs(rows, 0)
+def with_rollout(one: Learner, **options) -> Learner:
+    one.config = replace(one.config, rollout=replace(one.config.rollout, **options))
+    return one
 
 
 def test_recomputed_logprobs_are_the_training_forwards_and_sampled_ones_stay():
     model = tiny_model("qwen2", dtype=torch.float32)
     tokens = [r.tokens for r in training_rows()]
-    one, got, values = settled(model, tokens, "recomputed", max_logprob_gap=100.0)
+    one = with_rollout(learner(model, packing="prefix"), logprobs="recomputed", max_logprob_gap=100.0)
+    got = one.settle_logprobs(tokens)
     for before, after in zip(tokens, got, strict=True):
         row = Row(before, torch.zeros(len(before.logprobs)), ACTION, 0)
         expected, _ = score(model, collate([row]))
         torch.testing.assert_close(after.logprobs, expected[0].detach(), rtol=0, atol=1e-5)
         assert after.input_ids is before.input_ids
-    gaps = torch.cat([(a.logprobs - b.logprobs)[a.response_mask].abs() for a, b in zip(tokens, got, strict=True)])
-    assert values["rollout/logprob_gap_max"] == pytest.approx(gaps.max().item(), abs=1e-5)
-    assert values["rollout/logprob_gap_p99"] == pytest.approx(gaps.double().quantile(0.99).item(), abs=1e-5)
     assert one.costs.score_positions > 0
     assert one.costs.update_positions == 0
-
-    one, same, values = settled(model, got, "sampled")
-    assert all(a is b for a, b in zip(got, same, strict=True))
-    assert values["rollout/logprob_gap_max"] < 1e-5
-    few = one.costs.score_positions
-    one, _, _ = settled(model, got, "auto")  # one optimizer step for all: sampled
-    assert one.costs.score_positions == few
-    one.config = replace(one.config, update=replace(one.config.update, epochs=2))
-    one.settle_logprobs(got, 0)
-    assert one.costs.score_positions > 2 * few  # off-policy: recomputed
+    gaps = torch.cat([(a.logprobs - b.logprobs)[a.response_mask].abs() for a, b in zip(tokens, got, strict=True)])
+    rows = [replace(row, tokens=t) for row, t in zip(training_rows(), got, strict=True)]
+    values = one.update(rows, 0)  # what was compared is the sampler's, though the rows have others by now
+    assert values["rollout/logprob_gap_max"] == pytest.approx(gaps.max().item(), abs=1e-5)
+    assert gaps.median() < values["rollout/logprob_gap_p99"] <= values["rollout/logprob_gap_max"]
+    assert values["update/log_ratio_max"] < 1e-5
 
 
-def test_a_sampler_that_disagrees_stops_the_run():
+def test_where_old_logprobs_come_from():
+    tokens = [r.tokens for r in training_rows()]
+
+    def kept(mode, **update):
+        one = with_rollout(
+            learner(tiny_model("qwen2", dtype=torch.float32), **update), logprobs=mode, max_logprob_gap=9.0
+        )
+        return all(a is b for a, b in zip(tokens, one.settle_logprobs(tokens), strict=True))
+
+    assert kept("sampled", epochs=2)
+    assert kept("auto")  # one optimizer step for all
+    assert not kept("auto", epochs=2)
+    assert not kept("auto", minibatch_trajectories=4)
+    assert not kept("recomputed")
+
+
+@pytest.mark.parametrize("mode", ["sampled", "recomputed"])
+def test_a_sampler_that_disagrees_stops_the_run_before_a_weight_moves(mode):
+    model = tiny_model("qwen2", dtype=torch.float32)
+    before = [p.detach().clone() for p in model.parameters()]
+    one = with_rollout(learner(model), logprobs=mode)
     with pytest.raises(RuntimeError, match=r"must agree within rollout.max_logprob_gap = 0.001 nats.* got [0-9.]+"):
-        settled(tiny_model("qwen2", dtype=torch.float32), [r.tokens for r in training_rows()], "sampled")
+        one.update(
+            [
+                replace(r, tokens=t)
+                for r, t in zip(training_rows(), one.settle_logprobs([r.tokens for r in training_rows()]), strict=True)
+            ],
+            0,
+        )
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

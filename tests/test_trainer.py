@@ -59,6 +59,10 @@ def make(monkeypatch: pytest.MonkeyPatch, guesser_folder: Path) -> Make:
     return made
 
 
+STALE = {"max_logprob_gap": 1e9}
+"""For rows that an older policy sampled, or that are wrong on purpose: nobody compares their log-probs."""
+
+
 def rows_of(trainer: Trainer, iteration: int = 0) -> list[Row]:
     """The rows of one iteration, without its update."""
     held: list[Row] = []
@@ -178,7 +182,7 @@ def test_rows_without_advantage_count_in_the_denominator(make: Make) -> None:
 
 def test_dead_iteration_leaves_weights_and_moments_alone(make: Make) -> None:
     """B11: no gradient, so neither Adam's moments nor weight decay may move anything."""
-    trainer = make(optimizer={"lr": 1e-3, "weight_decay": 0.5})
+    trainer = make(optimizer={"lr": 1e-3, "weight_decay": 0.5}, rollout=STALE)
     rows = rows_of(trainer)
     trainer.learner.update(rows, 0)
     before, steps = weights(trainer), trainer.learner.optimizer_steps
@@ -217,7 +221,7 @@ def test_iteration_of_equal_outcomes_is_dead(make: Make, tmp_path: Path) -> None
 
 
 def test_nonfinite_step_is_skipped_counted_and_at_last_stops_the_run(make: Make) -> None:
-    trainer = make(optimizer={"max_nonfinite": 3})
+    trainer = make(optimizer={"max_nonfinite": 3}, rollout=STALE)
     rows = rows_of(trainer)
     # exp of +1e4 overflows on the side that is not clipped, which is that of a negative advantage.
     at = next(i for i, row in enumerate(rows) if bool((row.advantages < 0).any()))
@@ -297,7 +301,7 @@ def test_kl_to_an_identical_reference_is_zero_at_first(make: Make) -> None:
 
 
 def test_kl_holds_dead_rows_too(make: Make) -> None:
-    trainer = make(loss={"kl_coef": 1.0}, optimizer={"lr": 1e-2})
+    trainer = make(loss={"kl_coef": 1.0}, optimizer={"lr": 1e-2}, rollout=STALE)
     rows = rows_of(trainer)
     dead = [replace(row, advantages=torch.zeros_like(row.advantages)) for row in rows]
     trainer.learner.update(rows, 0)
