@@ -51,7 +51,11 @@ def make_task_set(
 
     ValueError: a problem's file or form, a number out of range, no problem left, no sandbox (it says what to install).
     """
-    for name, value, least in (("num_attempts", num_attempts, 1), ("memory_mb", memory_mb, 64), ("num_runs", num_runs, 1)):
+    for name, value, least in (
+        ("num_attempts", num_attempts, 1),
+        ("memory_mb", memory_mb, 64),
+        ("num_runs", num_runs, 1),
+    ):
         if value is not None and value < least:
             raise ValueError(f"coding.{name} must be at least {least}, got {value}; leave it out?")
     if not (math.isfinite(limit_seconds) and limit_seconds > 0):
@@ -67,6 +71,5 @@ def make_task_set(
         raise ValueError(f"coding.data must hold training problems, got none ({difficulty=}); choose other rows")
     if num_runs is None:
         num_runs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = {"limit_seconds": limit_seconds, "memory_mb": memory_mb, "num_runs": num_runs}
-    runner = Sandbox(sandbox, **limits, hidden=files)
+    runner = Sandbox(sandbox, limit_seconds=limit_seconds, memory_mb=memory_mb, num_runs=num_runs, hidden=files)
     return CodingTaskSet(problems, runner, num_attempts=num_attempts, stop_on_success=stop_on_success)

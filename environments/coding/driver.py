@@ -114,15 +114,16 @@ def set_limits(limits):
         resource.setrlimit(name, (size, size))
 
 
-def forbid_calls(program):
-    """Install a seccomp filter (bubblewrap does this itself, and sooner)."""
+def confine(program):
+    """Install a seccomp filter and die with the parent (bubblewrap does both itself, and sooner)."""
     import ctypes
 
     class Filter(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
 
     libc = ctypes.CDLL(None, use_errno=True)
-    no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    parent_death_signal, no_new_privileges, set_seccomp, mode_filter = 1, 38, 22, 2
+    libc.prctl(parent_death_signal, 9, 0, 0, 0)
     libc.prctl(no_new_privileges, 1, 0, 0, 0)
     if libc.prctl(set_seccomp, mode_filter, ctypes.byref(Filter(len(program) // 8, program))) != 0:
         raise OSError(ctypes.get_errno(), "seccomp is not available")
@@ -133,7 +134,7 @@ def main():
     results = os.dup(1)
     set_limits(job["limits"])
     if job["filter"]:
-        forbid_calls(bytes.fromhex(job["filter"]))
+        confine(bytes.fromhex(job["filter"]))
     sys.setrecursionlimit(50_000)
     sys.path[:] = [path for path in sys.path if path] + job["paths"]
     os.write(2, b"ready")

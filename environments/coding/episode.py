@@ -157,7 +157,9 @@ class CodingTaskSet(TaskSet):
 
     def _problem(self, task: Task) -> Problem:
         if task.id not in self._problems:
-            raise ValueError(f"task.id must be a problem of coding.data, got {task.id!r}; take tasks from TaskSet.tasks()")
+            raise ValueError(
+                f"task.id must be a problem of coding.data, got {task.id!r}; take tasks from TaskSet.tasks()"
+            )
         return self._problems[task.id]
 
 
@@ -171,7 +173,9 @@ def strategy_of(response: str, entry_point: str) -> tuple[str, str]:
     words, fence, _ = response.partition("```")
     if not fence:
         return "", ""
-    lines = [line for line in words.split("\n") if not line.lstrip().startswith("#") and not line.rstrip().endswith(":")]
+    lines = [
+        line for line in words.split("\n") if not line.lstrip().startswith("#") and not line.rstrip().endswith(":")
+    ]
     sentences = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(lines).split()))
     strategy = ""
     for sentence in sentences:

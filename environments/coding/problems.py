@@ -36,7 +36,9 @@ SPLITS = ("train", "dev", "test")
 DEV_SHARE = 10  # without a dev file every so manieth training problem, by a checksum of its id, is dev
 PACKAGED = Path(__file__).parent / "problems.jsonl"
 
-_EXAMPLE = re.compile(r"Input:\s*(.*?)\s*Output:\s*(.*?)\s*(?:Explanation|Example|Constraints|Note|\n\s*\n|$)", re.DOTALL)
+_EXAMPLE = re.compile(
+    r"Input:\s*(.*?)\s*Output:\s*(.*?)\s*(?:Explanation|Example|Constraints|Note|\n\s*\n|$)", re.DOTALL
+)
 _CONSTANTS = {"null": None, "true": True, "false": False, "inf": float("inf"), "nan": float("nan")}
 _NODES = {"is_same_list": "list_node", "is_same_tree": "tree_node"}
 
@@ -104,11 +106,15 @@ def read_problems(data: str | None) -> tuple[dict[str, list[Problem]], list[Path
     if path.is_dir():
         files = {split: file for split in SPLITS for file in _candidates(path, split) if file.is_file()}
         if "train" not in files:
-            raise ValueError(f"coding.data must hold train.jsonl or train.jsonl.gz, got {str(path)!r}; see its documentation")
+            raise ValueError(
+                f"coding.data must hold train.jsonl or train.jsonl.gz, got {str(path)!r}; see its documentation"
+            )
     elif path.is_file():
         files = {"": path}
     else:
-        raise ValueError(f"coding.data must be a file of JSON lines or a folder of them, got {str(path)!r}; no such path")
+        raise ValueError(
+            f"coding.data must be a file of JSON lines or a folder of them, got {str(path)!r}; no such path"
+        )
     problems: dict[str, list[Problem]] = {}
     seen: set[str] = set()
     for split, file in files.items():
@@ -132,8 +138,7 @@ def _candidates(folder: Path, split: str) -> tuple[Path, Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, Any]]:
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8")
-    with opened as lines:
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:

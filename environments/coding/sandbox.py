@@ -97,7 +97,9 @@ class Sandbox:
         if mode not in MODES:
             raise ValueError(f"coding.sandbox must be one of {', '.join(MODES)}, got {mode!r}; rlimit is the weak one")
         if sys.platform != "linux":
-            raise ValueError(f"environment coding must run on Linux, got {sys.platform}; use a container or another machine")
+            raise ValueError(
+                f"environment coding must run on Linux, got {sys.platform}; use a container or another machine"
+            )
         self.mode, self.limit_seconds = mode, limit_seconds
         self._limits = {
             "memory_bytes": memory_mb * 2**20,
@@ -252,7 +254,7 @@ def _package_folder(name: str) -> Path:
 
 def _memory_file(data: bytes) -> BinaryIO:
     """A file without a name, at its beginning."""
-    file = open(os.memfd_create("hsg-coding"), "w+b", buffering=0)
+    file = os.fdopen(os.memfd_create("hsg-coding"), "w+b", buffering=0)
     file.write(data)
     file.seek(0)
     return file
