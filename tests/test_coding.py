@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -61,14 +62,19 @@ def write_rows(path: Path, *rows: dict) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["bwrap", "rlimit"])
+@functools.cache
+def make_sandbox(mode: str) -> Sandbox:
+    return Sandbox(mode, limit_seconds=2.0, memory_mb=512, num_runs=2)
+
+
+@pytest.fixture(params=["bwrap", "rlimit"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    return Sandbox(request.param, limit_seconds=2.0, memory_mb=512, num_runs=2)
+    return make_sandbox(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bwrap() -> Sandbox:
-    return Sandbox("bwrap", limit_seconds=2.0, memory_mb=512, num_runs=2)
+    return make_sandbox("bwrap")
 
 
 # --- rows and answers ----------------------------------------------------------------------------------------------
@@ -142,6 +148,10 @@ def test_encode_tells_values_apart_as_python_does() -> None:
     two.next.next = two
     with pytest.raises(ValueError, match="circle"):
         encode(two)
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="at most 100 levels deep"):
+        encode(endless)
 
 
 def test_code_in_an_action() -> None:
@@ -386,10 +396,10 @@ PROBES = {
         "return Yes()",
         "class Yes:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    __hash__ = None\n",
     ),
-    "always equal, an int": method("return Yes(0)", "class Yes(int):\n    def __eq__(self, other): return True\n"),
+    "always equal, an int": method("return Yes(-5)", "class Yes(int):\n    def __eq__(self, other): return True\n"),
     "always equal, a str": method("return Yes()", "class Yes(str):\n    def __eq__(self, other): return True\n"),
     "an int that converts as it likes": method(
-        "return Yes(0)",
+        "return Yes(-5)",
         "class Yes(int):\n    def __index__(self): return 3\n    __int__ = __add__ = __repr__ = __index__\n",
     ),
     "patches builtins": method(
@@ -454,9 +464,10 @@ PROBES = {
         """
         import gc, re
         for thing in gc.get_objects():
-            found = re.search(r'70708|60608', repr(thing)[:5000]) if isinstance(thing, (dict, list, tuple)) else None
-            if found:
-                return int(found[0])
+            if isinstance(thing, (dict, list, tuple)):
+                for number in re.findall('[67]0[0-9]{3}', repr(thing)[:5000]):
+                    if number not in ('70707', '60606'):  # the inputs, which it is given
+                        return int(number)
         """
     ),
     "rewrites the tests": method(
@@ -498,13 +509,16 @@ PROBES = {
 }
 
 
-TOO_STRONG = {"kills its parent", "kills everyone"}  # not to be tried where only a filter stands before the machine
+# Not to be tried where only a filter stands before the machine; and root can raise its limits again, as the mode says.
+TOO_STRONG = {"kills its parent", "kills everyone"} | ({"raises its own limits"} if os.geteuid() == 0 else set())
 
 
-@pytest.mark.parametrize("name", PROBES)
-def test_probes_score_nothing(name: str, sandbox: Sandbox) -> None:
-    if sandbox.mode == "rlimit" and (name in TOO_STRONG or os.geteuid() == 0 and name == "raises its own limits"):
-        pytest.skip("the weak mode does not promise to hold this one")
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [(mode, name) for mode in ("bwrap", "rlimit") for name in PROBES if mode == "bwrap" or name not in TOO_STRONG],
+)
+def test_probes_score_nothing(mode: str, name: str) -> None:
+    sandbox = make_sandbox(mode)
     verdict = grade(sandbox, PROBLEM, PROBES[name], PROBLEM.cases)
     assert not verdict.passed
     assert verdict.failed == (1, 2, 3, 4)
@@ -568,7 +582,7 @@ def test_hidden_files_are_empty_inside() -> None:
         sandbox = Sandbox("bwrap", limit_seconds=5.0, memory_mb=512, num_runs=1, hidden=hidden)
         job = {"prelude": "", "entry_point": "f", "calls": [""]}
         job["code"] = f"def f():\n    return len(open({str(this)!r}).read()) > 0"
-        assert sandbox.run(job).lines[1] == {"value": expected}
+        assert sandbox.run(job).lines[1].get("value", False) is expected
 
 
 def test_a_broken_sandbox_is_a_fault_and_not_a_zero(bwrap: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

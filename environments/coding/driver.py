@@ -24,14 +24,17 @@ import sys
 FILE = "solution.py"
 MAX_ERROR_CHARS = 2000
 MAX_NODES = 100_000  # of a linked list or tree that is written out
+MAX_DEPTH = 100  # of a value that is written out
 
 
-def encode(value):
+def encode(value, depth=0):
     """A value as JSON data that is equal exactly when the values are equal; what is no plain data equals nothing.
 
     None, bool, int, float, str and list stand for themselves (so 1 == 1.0 == True, as in Python); tuples, sets, dicts,
     linked lists and trees are objects with one key.  Subclasses count as what they are made of, whatever their __eq__.
     """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a returned value must be at most {MAX_DEPTH} levels deep")
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -43,36 +46,36 @@ def encode(value):
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, list):
-        return [encode(item) for item in list.__iter__(value)]
+        return [encode(item, depth + 1) for item in list.__iter__(value)]
     if isinstance(value, tuple):
-        return {"tuple": [encode(item) for item in tuple.__iter__(value)]}
+        return {"tuple": [encode(item, depth + 1) for item in tuple.__iter__(value)]}
     if isinstance(value, (set, frozenset)):
-        return {"set": sorted((encode(item) for item in value), key=json.dumps)}
+        return {"set": sorted((encode(item, depth + 1) for item in value), key=json.dumps)}
     if isinstance(value, dict):
-        pairs = [[encode(key), encode(item)] for key, item in dict.items(value)]
+        pairs = [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]
         return {"dict": sorted(pairs, key=lambda pair: json.dumps(pair[0]))}
     if hasattr(value, "val") and hasattr(value, "next"):
-        return {"list_node": _list_values(value)}
+        return {"list_node": _list_values(value, depth)}
     if hasattr(value, "val") and hasattr(value, "left") and hasattr(value, "right"):
-        return {"tree_node": _tree_values(value)}
+        return {"tree_node": _tree_values(value, depth)}
     return {"other": type(value).__name__}
 
 
-def _list_values(node):
+def _list_values(node, depth):
     values = []
     while node is not None:
-        values.append(encode(node.val))
+        values.append(encode(node.val, depth + 1))
         node = node.next
         if len(values) > MAX_NODES:
             raise ValueError(f"a linked list must have at most {MAX_NODES} nodes (does it run in a circle?)")
     return values
 
 
-def _tree_values(root):
+def _tree_values(root, depth):
     """Level by level, None for a missing child, none at the end: how the problems write a tree."""
     values, queue = [], [root]
     for node in queue:
-        values.append(None if node is None else encode(node.val))
+        values.append(None if node is None else encode(node.val, depth + 1))
         if node is not None:
             queue += [node.left, node.right]
         if len(queue) > 2 * MAX_NODES:
