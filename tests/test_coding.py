@@ -139,7 +139,7 @@ def test_encode_tells_values_apart_as_python_does() -> None:
     assert encode(float("nan")) != encode(float("nan"))
     assert encode({1: "a", 2: "b"}) == encode({2: "b", 1: "a"})
     assert encode({3, 1, 2}) == encode({1, 2, 3}) != encode([1, 2, 3])
-    assert encode(Sly(3)) != encode(4)
+    assert (type(encode(Sly(3))), encode(Sly(3))) == (int, 3)
     assert encode(2**70) != encode(2**70 + 1)
     assert encode(object()) == {"other": "object"}
     two = _Pair(val=1, next=_Pair(val=2, next=None))
@@ -570,9 +570,15 @@ def test_what_a_bubblewrapped_solution_sees(bwrap: Sandbox, tmp_path: Path) -> N
     assert look("open('/x', 'w')") is None
     assert look("open('/tmp/x', 'w').write('ab')") == 2
     assert look("os.listdir('/tmp')") == []  # every run has its own
-    assert look("list({'a', 'b', 'c', 'd'})") == look("list({'a', 'b', 'c', 'd'})")
-    assert look("__import__('random').random()") == look("__import__('random').random()")
     assert grade(bwrap, problem, "def look(): return 0", problem.cases).passed
+
+
+def test_runs_repeat(sandbox: Sandbox) -> None:
+    """The order of sets and random numbers are the same in every run, so that an attempt earns the same twice."""
+    code = "import random\ndef f():\n    return list({'a', 'b', 'c', 'd', 'e'}), random.random()"
+    job = {"prelude": "", "code": code, "entry_point": "f", "calls": [""]}
+    runs = [sandbox.run(job).lines[1]["value"] for _ in range(3)]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_no_process_no_thread_no_network(sandbox: Sandbox) -> None:
@@ -618,14 +624,17 @@ LEFTOVERS = """
 import ctypes, os, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # every orphan becomes a child of this process
-from environments.coding.sandbox import Sandbox
+from environments.coding.sandbox import EnvironmentFault, Sandbox
 sandbox = Sandbox(sys.argv[1], limit_seconds=0.5, memory_mb=256, num_runs=4)
 files = sorted(os.listdir("/proc/self/fd"))
 codes = ["def f(x): return x", "import os\\nos._exit(0)", "def f(x): import os; os.fork()",
          "def f(x):\\n    import os\\n    os.setsid()\\n    open('left', 'w').write('x')", "def f(x):\\n    while True: pass"]
 def run(i):
     code = codes[4 if i % 25 == 24 else i % 4]
-    sandbox.run({"prelude": "", "code": code, "entry_point": "f", "calls": ["1"]})
+    try:
+        sandbox.run({"prelude": "", "code": code, "entry_point": "f", "calls": ["1"]})
+    except EnvironmentFault:  # stopped before its start, on a busy machine; it must leave nothing either
+        pass
 for i in range(50): run(i)
 with ThreadPoolExecutor(8) as pool: list(pool.map(run, range(150)))
 threads = [threading.Thread(target=run, args=(i,)) for i in range(10)]

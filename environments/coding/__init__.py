@@ -45,7 +45,7 @@ def make_task_set(
     num_attempts     turns of an episode
     stop_on_success  an attempt that passes all tests ends the episode; else the last attempt counts
     sandbox          "bwrap"; "rlimit" is weak: the code under test can then read and change your files
-    limit_seconds    of one run of all tests; waiting for a busy core does not count
+    limit_seconds    of one run of all tests; up to 10 seconds of waiting for a busy core do not count
     memory_mb        address space of one run
     num_runs         runs at the same time; None = one per core
 

@@ -44,7 +44,7 @@ from hsg.protocol import EnvironmentFault
 MODES = ("bwrap", "rlimit")
 FILE_BYTES = 4 * 2**20  # of one file that a program writes, its answers among them
 TMP_BYTES = 16 * 2**20
-STARVED_FACTOR = 5  # a program that never gets a core ends after so many limits
+MAX_STARVED_SECONDS = 10.0  # of waiting for a core are not counted; a program that never gets one must end too
 PACKAGES = ("sortedcontainers",)  # importable inside, beside the standard library
 DRIVER = (Path(__file__).parent / "driver.py").read_text(encoding="utf-8")
 INSTALL = (
@@ -141,7 +141,8 @@ class Sandbox:
         # The program cannot reach this file: the driver lets go of it before the first line of the solution.
         if not errors.endswith(b"ready"):
             said = " ".join(errors.decode("utf-8", "replace").split())[-500:]
-            raise EnvironmentFault(f"the sandbox did not start: {said or 'it said nothing'}")
+            said = said or ("no core was free for it; run less at the same time" if timed_out else "it said nothing")
+            raise EnvironmentFault(f"the sandbox did not start: {said}")
         return Run(tuple(_read_lines(output, nonce)), timed_out)
 
     def _run_in_bubblewrap(self, files: Sequence[BinaryIO]) -> bool:
@@ -191,7 +192,7 @@ class Sandbox:
             poll.register(handle, select.POLLIN)
             while True:
                 used = time.monotonic() - begin
-                patience = min(self.limit_seconds + _seconds_without_core(program), STARVED_FACTOR * self.limit_seconds)
+                patience = self.limit_seconds + min(_seconds_without_core(program), MAX_STARVED_SECONDS)
                 if used >= patience:
                     return False
                 if poll.poll(math.ceil(1000 * (patience - used))):
