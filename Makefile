@@ -28,11 +28,11 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke test test-unit lint format clean FORCE
+.PHONY: help setup run run-long smoke bench bench-overhead test test-unit lint format clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
@@ -63,6 +63,32 @@ run-long: setup ## the same with an hour of training
 
 smoke: setup ## two iterations in the toy world: the whole machine in 90 seconds
 	@$(LAUNCH) experiments/run.py --config experiments/configs/smoke.yaml $(OVERRIDES)
+
+# TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
+BENCH_VENV  := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
+BENCH_MODEL := .cache/bench/tiny_tool_model/tokenizer_config.json
+BENCH_PIP   := $(BENCH_VENV)/bin/python -m pip --disable-pip-version-check install -c constraints.txt $(shell test -t 2 || echo -qq)
+TURNS  ?= 8,16,32
+NM     ?= 16,32,64
+REPS   ?= 3
+SIZE   ?= 1m
+
+$(BENCH_STAMP): constraints.txt
+	@echo "bench: installing TRL into $(BENCH_VENV)"
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_PIP) torch
+	@$(BENCH_PIP) transformers accelerate trl datasets
+	@touch $@
+
+$(BENCH_MODEL): experiments/benchmarks/build_model.py $(BENCH_STAMP)
+	@$(BENCH_VENV)/bin/python -m experiments.benchmarks.build_model
+
+bench: setup $(BENCH_MODEL) ## against TRL's GRPOTrainer: TURNS=8,16,32 NM=16,32,64 (group sizes at 8 turns; empty: none) REPS=3
+	@$(BIN)/python -m experiments.benchmarks.bench --trl-python $(BENCH_VENV)/bin/python --turns '$(TURNS)' --groups '$(NM)' --reps $(REPS)
+
+bench-overhead: setup $(BENCH_MODEL) ## StraTA against our own GRPO: TURNS=8,16,32 REPS=3 SIZE=1m|135m
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m experiments.benchmarks.overhead --turns '$(TURNS)' --reps $(REPS) --size $(SIZE)
 
 test: lint ## lint, then the whole test suite
 	@$(BIN)/python -m pytest

@@ -34,6 +34,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("rollout.streams", [0], [1]), ("rollout.max_cache_tokens", [0], [1]), ("rollout.window_turns", [-1], [0]),
     ("rollout.env_timeout_seconds", [0, -1, 1e300], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
     ("rollout.max_tokens", [0], [1, None]), ("rollout.max_parse_failures", [0], [1, None]),
+    ("rollout.max_logprob_gap", [0, -1], [1e-6, None]),
     ("judge.temperature", [-0.1, 100], [0]), ("judge.max_tokens", [0], [1]),
     ("reward.format_penalty", [-1], [0, 1]), ("reward.invalid_action_penalty", [-1], [0]),
     ("reward.length_penalty_start", [-0.1, 1], [0, 0.99]), ("reward.scale", [0, -1], [10]),
