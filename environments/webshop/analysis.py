@@ -20,10 +20,11 @@ from collections.abc import Callable
 
 from environments.webshop.porter import stem
 
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
+    "to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 MAX_TOKEN_CHARS = 255  # Lucene cuts longer ones
 
 # Classes: A letter, N digit, X joiner ("_"), M between letters, D between digits, B between both, K katakana,

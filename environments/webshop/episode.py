@@ -26,7 +26,6 @@ from typing import Literal
 from environments.webshop import pages
 from environments.webshop.catalogue import RESULTS, Catalogue
 from environments.webshop.goals import SPLITS, Goal, split_goals
-from environments.webshop.pages import Page
 from environments.webshop.reward import judge_purchase
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
@@ -149,7 +148,9 @@ class WebShopTaskSet(TaskSet):
     def goal(self, task: Task) -> Goal:
         """The goal of a task, with upstream's keys. ValueError where the catalogue has no such goal."""
         if task.id not in self._goals:
-            raise ValueError(f"task.id must look like 'B09P39QN2W/17', got {task.id!r}; take tasks from TaskSet.tasks()")
+            raise ValueError(
+                f"task.id must look like 'B09P39QN2W/17', got {task.id!r}; take tasks from TaskSet.tasks()"
+            )
         return self._goals[task.id]
 
     def create(self, task: Task, seed: int) -> WebShopEpisode:
@@ -166,4 +167,4 @@ class WebShopTaskSet(TaskSet):
         """Strategies that suit and that do not, each with play that follows it."""
         from environments.webshop.demonstrations import make_demonstrations
 
-        return make_demonstrations(task, seed, lambda: self.create(task, seed))
+        return make_demonstrations(task, seed, lambda: self.create(task, seed), self.goal(task))

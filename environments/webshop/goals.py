@@ -103,7 +103,12 @@ def draw_limit(price: float, generator: random.Random) -> tuple[float, str]:
 
 
 def _goal(
-    product: Product, number: int, text: str, attributes: tuple[str, ...], options: dict[str, str] | list[str], limit: float
+    product: Product,
+    number: int,
+    text: str,
+    attributes: tuple[str, ...],
+    options: dict[str, str] | list[str],
+    limit: float,
 ) -> Goal:
     return {
         "id": f"{product.asin}/{number}",

@@ -20,13 +20,14 @@ from pathlib import Path
 SPACY_MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")  # upstream's own first
 NOUN_TAGS = ("NOUN", "PROPN")
 WORD = re.compile(r"[^\W_]+")
-FUNCTION_WORDS = frozenset(
+_FUNCTION_WORDS = (
     "a about above after all an and any are as at be before below both but by can each for from has have he her his if "
     "in inside into is it its less like more most no non not of off on only or other our out over per she so than that "
     "the their them then there these they this to too under up use very via was we with without you your "
     "anti big black blue easy extra free full gray green grey high hot large light long natural new old organic pink "
-    "pure purple red short slim small soft super thick white wide yellow".split()
+    "pure purple red short slim small soft super thick white wide yellow"
 )
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def approximate_nouns(title: str) -> list[str]:
@@ -49,7 +50,11 @@ class Nouns:
         """The best source there is for a data folder."""
         for path in (folder / "title_nouns.json", folder / "title_nouns.json.gz"):
             if path.is_file():
-                with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as f:
+                with (
+                    gzip.open(path, "rt", encoding="utf-8")
+                    if path.suffix == ".gz"
+                    else open(path, encoding="utf-8") as f
+                ):
                     return cls(json.load(f))
         found = [name for name in SPACY_MODELS if importlib.util.find_spec("spacy") and importlib.util.find_spec(name)]
         if not found:

@@ -12,6 +12,7 @@ languages, exceptions lists (they belong to Porter 2).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -48,7 +49,7 @@ def _is_consonant(word: str, i: int) -> bool:
 def _measure(stem: str) -> int:
     """How often a consonant follows a vowel."""
     kinds = [_is_consonant(stem, i) for i in range(len(stem))]
-    return sum(after and not before for before, after in zip(kinds, kinds[1:], strict=False))
+    return sum(after and not before for before, after in itertools.pairwise(kinds))
 
 
 def _has_vowel(stem: str) -> bool:

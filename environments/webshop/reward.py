@@ -24,7 +24,7 @@ from rapidfuzz.utils import default_process
 from environments.webshop.catalogue import Catalogue, Product
 
 FUZZY = 85  # a ratio above it is a match
-COLOURS = (
+_COLOURS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
     "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal "
     "dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo "
@@ -32,7 +32,8 @@ COLOURS = (
     "mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand "
     "sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut "
     "wheat white wine yellow"
-).split()
+)
+COLOURS = tuple(_COLOURS.split())
 """Upstream's list and order: the first one that an option contains stands for it ("dark red" is "dark")."""
 
 _LATIN_1 = dict.fromkeys(range(128, 256))  # thefuzz drops these characters and keeps all later ones
