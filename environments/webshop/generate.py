@@ -2,7 +2,7 @@
 
     python -m environments.webshop.generate --out DIR [--num 800] [--seed 0]
 
-    NOVALI  "Novali Quick Dry Shirts"  $24.5   color: red, navy, teal   size: small, large   [quick dry, long sleeve, ...]
+    NOVALI  "Quick Dry Shirts"  $24.5   color: red, navy, teal   size: small, large   [quick dry, long sleeve, ...]
 
 Texts are short, so that a page fits a small model.  Many products are of one kind and differ in their attributes, so a
 search for the kind alone finds a wrong one first.  The same number and seed give the same bytes.  Deliberately absent: any
@@ -84,7 +84,7 @@ def make_files(folder: Path, num_products: int = NUM_PRODUCTS, seed: int = 0) ->
         product, fact = _product(name, category, rng)
         products.append(product)
         facts[name] = fact
-        nouns[product["name"]] = [name.lower(), product["query"]]
+        nouns[product["name"]] = [product["query"]]
         if rng.random() < 0.25:
             option = _any_option(product, rng)
             human[name] = [
@@ -112,7 +112,7 @@ def _product(name: str, category: str, rng: random.Random) -> tuple[dict[str, An
     }
     product = {
         "asin": name,
-        "name": f"{name.capitalize()} {attributes[0].title()} {kind.title()}",
+        "name": f"{attributes[0].title()} {kind.title()}",
         "full_description": f"{name.capitalize()} makes {kind} for every day: {', '.join(attributes)}.",
         "small_description": [attribute.capitalize() for attribute in attributes],
         "pricing": f"${rng.randint(8, 140) / 2}",
