@@ -2,9 +2,11 @@
 
     python -m environments.webshop.scale [--products 1180000] [--queries 100]
 
-Products have the length of the official ones (230 words; 1.9 kB of text, 3 options) over a vocabulary of 300,000 words whose
-frequencies fall as 1 / rank, so that postings are as uneven as in real text.  The files are written to a temporary folder
-(2.4 GB for all) and read by `load_catalogue`, as a user's would be.  Memory is the largest the process has had.
+Products are as long as the official ones (1.4 kB of text, 124 words of it indexed).  Words come from a vocabulary of
+300,000 with chances of 1 / (rank + 15): as in the official 1,000, the commonest are in about half of the products, the
+hundredth in a tenth, and a query meets about two postings per product, like a whole instruction there.  The files are
+written to a temporary folder (2.4 GB for all) and read by `load_catalogue`, as a user's would be.  Memory is the largest
+the process has had.
 """
 
 from __future__ import annotations
@@ -26,21 +28,27 @@ from tqdm import tqdm
 from environments.webshop.catalogue import load_catalogue
 
 NUM_WORDS = 300_000
-TITLE, DESCRIPTION, BULLETS, OPTIONS = 18, 110, (20, 20, 20, 20, 20), 3  # words of a product
-QUERY_WORDS = 20  # an instruction has about as many
+OFFSET = 15  # of the ranks: real text without stop words has no word as common as 1 / rank would have it
+TITLE, DESCRIPTION, BULLETS, OPTIONS = (
+    18,
+    70,
+    (20, 20, 20, 20, 20),
+    16,
+)  # words of a product; the first bullet is indexed
+QUERY_WORDS = 28
 BLOCK = 1000  # products drawn at once
 
 
 def vocabulary(rng: np.random.Generator) -> list[str]:
-    """Words of three to ten letters; the commonest are not the shortest, as stop words are left out of the ranks."""
+    """Words of three to ten letters, the commonest first."""
     letters = rng.choice(list("aaabcdeeefghiiklmnooprstuv"), (NUM_WORDS, 10))
     lengths = rng.integers(3, 11, NUM_WORDS)
     return ["".join(row[:length]) for row, length in zip(letters, lengths, strict=True)]
 
 
 def draw_words(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Ranks with chances of 1 / rank."""
-    return (NUM_WORDS ** rng.random(shape)).astype(np.int64) - 1
+    """Ranks from 0 with chances of 1 / (rank + OFFSET)."""
+    return (OFFSET * ((NUM_WORDS + OFFSET) / OFFSET) ** rng.random(shape) - OFFSET).astype(np.int64)
 
 
 def draw_products(num_products: int, words: list[str], rng: np.random.Generator) -> Iterator[dict]:
@@ -71,8 +79,11 @@ def write_files(folder: Path, num_products: int, words: list[str], rng: np.rando
         for number, product in enumerate(products):
             file.write(("[" if number == 0 else ",\n") + json.dumps(product))
         file.write("]")
-    facts = {f"B{number:09d}": {"attributes": ["long lasting", "easy clean"]} for number in range(num_products)}
-    (folder / "items_ins_v2.json").write_text(json.dumps(facts), encoding="utf-8")
+    with open(folder / "items_ins_v2.json", "w", encoding="utf-8") as file:
+        for number in range(num_products):
+            fact = {"attributes": ["long lasting", "easy clean"]}
+            file.write(("{" if number == 0 else ",\n") + f'"B{number:09d}": {json.dumps(fact)}')
+        file.write("}")
 
 
 def peak_gigabytes() -> float:
