@@ -690,3 +690,13 @@ def test_scale_command():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.stdout.startswith("3,000 products: loaded in "), result.stderr
+
+
+def test_paper_configurations_differ_in_the_model_alone():
+    from hsg.configfile import load_config
+
+    small, large = (load_config(ROOT / f"experiments/configs/webshop_qwen2.5-{size}.yaml") for size in ("1.5b", "7b"))
+    assert (small.model.path, large.model.path) == ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct")
+    assert dataclasses.replace(small, model=large.model) == large
+    assert (small.num_strategies, small.num_rollouts, small.sigma, small.delta, small.kappa) == (4, 8, 8, 0.5, 0.1)
+    assert (small.rollout.max_turns, small.evaluation.test_split, small.evaluation.num_tasks) == (15, "test", 500)

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from environments.webshop import pages
-from environments.webshop.episode import WebShopEpisode
 from environments.webshop.expert import PRICE_LIMIT, read_results, wanted_values
 from environments.webshop.goals import Goal
-from hsg.protocol import Demonstration, Task
+from hsg.protocol import Demonstration, Environment, Task
 
 QUERIES = ("all", "attributes", "kind")
 CHOICES = {"first": "the first result", "cheapest": "the cheapest result", "title": "the result whose title fits best"}
@@ -51,7 +50,7 @@ class _Play:
     fits: bool
 
 
-def make_demonstrations(task: Task, seed: int, create: Callable[[], WebShopEpisode], goal: Goal) -> list[Demonstration]:
+def make_demonstrations(task: Task, seed: int, create: Callable[[], Environment], goal: Goal) -> list[Demonstration]:
     """At most NUM_SHOWN demonstrations of one task, half of which suit where so many do. `create` makes an episode."""
     rng = random.Random(f"{task.id}/{seed}")
     wanted = goal["goal_options"]
@@ -73,7 +72,7 @@ def make_demonstrations(task: Task, seed: int, create: Callable[[], WebShopEpiso
     return [_with_detour(play, rng) if rng.random() < WASTED_SHARE else _plain(play) for play in shown]
 
 
-def _play(wish: Wish, query: str, choice: str, options: bool, features: bool, episode: WebShopEpisode) -> _Play | None:
+def _play(wish: Wish, query: str, choice: str, options: bool, features: bool, episode: Environment) -> _Play | None:
     """Follow one strategy; None where the search finds nothing."""
     instruction = episode.start().split(pages.SEPARATOR)[2]
     actions = [f"search[{wish.words(query)}]"]
@@ -93,7 +92,7 @@ def _play(wish: Wish, query: str, choice: str, options: bool, features: bool, ep
         actions += ["click[Features]", PREV]
     if options:
         text = PRICE_LIMIT.sub("", instruction).lower()
-        actions += [f"click[{value}]" for value in wanted_values(page, episode.admissible_actions(), text)]
+        actions += [f"click[{value}]" for value in wanted_values(page, episode.admissible_actions() or [], text)]
     actions.append(BUY)
     for action in actions[2:]:
         result = episode.step(action)

@@ -25,6 +25,8 @@ from typing import Literal
 
 from environments.webshop import pages
 from environments.webshop.catalogue import RESULTS, Catalogue
+from environments.webshop.demonstrations import make_demonstrations
+from environments.webshop.expert import play_expert
 from environments.webshop.goals import SPLITS, Goal, split_goals
 from environments.webshop.reward import judge_purchase
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
@@ -44,6 +46,7 @@ class WebShopEpisode(Environment):
         self._state = "search"  # search, results, item, sub, done
         self._query = ""
         self._page_number = 1
+        self._listed: dict[str, str] = {}  # products on the last page of results, by what is clicked
         self._asin = ""
         self._options: dict[str, str] = {}
         self._page = pages.search_page(self._instruction)
@@ -103,7 +106,7 @@ class WebShopEpisode(Environment):
             if option := self._page.clickables[text]:
                 self._options[option] = text
             else:
-                self._asin = text.upper()
+                self._asin = self._listed[text]
             self._show_item()
         return None
 
@@ -111,6 +114,7 @@ class WebShopEpisode(Environment):
         self._state, self._query, self._page_number, self._asin, self._options = "results", query, number, "", {}
         found = self._catalogue.search(query, RESULTS)
         shown = [self._catalogue.product(asin) for asin in found[(number - 1) * PER_PAGE : number * PER_PAGE]]
+        self._listed = {product.asin.lower(): product.asin for product in shown}
         self._page = pages.results_page(self._instruction, shown, number, len(found))
 
     def _show_item(self) -> None:
@@ -158,13 +162,9 @@ class WebShopTaskSet(TaskSet):
 
     def expert_actions(self, task: Task) -> list[str] | None:
         """What the rule-based expert does, None where that does not earn the full reward."""
-        from environments.webshop.expert import play_expert
-
         actions, score = play_expert(self.create(task, seed=0))
         return actions if score == 1.0 else None
 
     def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
         """Strategies that suit and that do not, each with play that follows it."""
-        from environments.webshop.demonstrations import make_demonstrations
-
         return make_demonstrations(task, seed, lambda: self.create(task, seed), self.goal(task))

@@ -15,7 +15,7 @@ import argparse
 import re
 
 from environments.webshop import pages
-from environments.webshop.episode import WebShopEpisode
+from hsg.protocol import Environment
 
 MAX_OPENED = 4  # with four options to choose: 1 + 2 * 4 + 1 + 4 + 1 = 15 turns
 PRICE_LIMIT = re.compile(r", and price lower than ([\d.]+) dollars$")
@@ -23,7 +23,7 @@ WANTED = re.compile(r"(?: with|, and) ([^,:]+): ")  # the name of an option in a
 BUTTONS = frozenset(text.lower() for text in (pages.BACK, pages.PREV, pages.NEXT, pages.BUY, *pages.SUB_PAGES))
 
 
-def play_expert(episode: WebShopEpisode) -> tuple[list[str], float]:
+def play_expert(episode: Environment) -> tuple[list[str], float]:
     """The actions of a fresh episode played to its end, and its score."""
     actions: list[str] = []
 
@@ -41,7 +41,7 @@ def play_expert(episode: WebShopEpisode) -> tuple[list[str], float]:
     for asin in (affordable or [asin for asin, _, _ in results])[:MAX_OPENED]:
         if chosen is not None:
             do(f"click[{pages.PREV}]")
-        values = wanted_values(do(f"click[{asin}]"), episode.admissible_actions(), wish)
+        values = wanted_values(do(f"click[{asin}]"), episode.admissible_actions() or [], wish)
         if chosen is None or len(values) > len(chosen[1]):
             chosen = (asin, values)
         if len(values) >= num_wanted:
