@@ -96,16 +96,50 @@ def minibatches(
     return parts
 
 
-def microbatches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Rows of similar length together, at most `max_tokens` padded tokens each (a longer row stands alone)."""
+def microbatches(rows: Sequence[Row], max_tokens: int, *, packing: str = "off") -> Iterator[list[Row]]:
+    """Parts of at most `max_tokens` forwarded positions each (a longer row stands alone).
+
+    packing off: rows of similar length, padding included. plain: rows end to end. prefix: rows that begin alike are
+    neighbours, and what a row shares with the one before it counts once.
+    """
+    if packing == "prefix":
+        ordered = sorted(rows, key=lambda row: row.tokens.input_ids.tolist())
+    else:
+        ordered = sorted(rows, key=len, reverse=True)
     part: list[Row] = []
-    for row in sorted(rows, key=len, reverse=True):
-        if part and len(part[0]) * (len(part) + 1) > max_tokens:
+    size = 0
+    for row in ordered:
+        if packing == "off":
+            grown = len(part[0] if part else row) * (len(part) + 1)
+        else:
+            shared = num_shared(part[-1], row) if part and packing == "prefix" else 0
+            grown = size + len(row) - shared
+        if part and grown > max_tokens:
             yield part
-            part = []
+            part, grown = [], len(row)
         part.append(row)
+        size = grown
     if part:
         yield part
+
+
+def num_shared(a: Row, b: Row) -> int:
+    """How many leading tokens two rows share."""
+    length = min(len(a), len(b))
+    same = a.tokens.input_ids[:length] == b.tokens.input_ids[:length]
+    return int(same.long().cumprod(0).sum())
+
+
+def num_unique_tokens(rows: Sequence[Row]) -> int:
+    """Tokens of rows when each distinct prompt counts once and every later token once per row."""
+    prompts: set[tuple[int, ...]] = set()
+    later = 0
+    for row in rows:
+        sampled = row.tokens.response_mask.nonzero()
+        begin = int(sampled[0]) + 1 if len(sampled) else len(row)
+        prompts.add(tuple(row.tokens.input_ids[:begin].tolist()))
+        later += len(row) - begin
+    return sum(map(len, prompts)) + later
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:

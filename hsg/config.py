@@ -91,6 +91,10 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+    logprobs: Literal["auto", "sampled", "recomputed"] = (
+        "auto"  # where old log-probs come from (Learner.settle_logprobs)
+    )
+    max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
@@ -102,6 +106,8 @@ class RolloutConfig:
         for name in ("max_tokens", "max_parse_failures"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
+        gap = self.max_logprob_gap
+        require(gap is None or gap > 0, "rollout.max_logprob_gap", "> 0 or null", gap)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,10 @@ class UpdateConfig:
     epochs: int = 1
     minibatch_trajectories: int | None = None  # trajectories per optimizer step; None: all
     minibatch_turns: int | None = None  # turns per optimizer step (window context)
-    microbatch_tokens: int = 16384  # padded tokens forwarded at once
+    microbatch_tokens: int = 8192  # token positions forwarded at once
+    packing: Literal["prefix", "plain", "off"] = (
+        "prefix"  # what rows share is forwarded once | no padding | padded rows
+    )
 
     def __post_init__(self) -> None:
         for name in ("epochs", "microbatch_tokens"):

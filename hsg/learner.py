@@ -4,26 +4,43 @@
                    -> score, policy_loss, backward for each micro-batch
                    -> add gradients over ranks, clip, step
 
-so that neither the micro-batch split nor the number of ranks changes the gradient.  Deliberately absent: a scaler (master
-weights are float32), gradient accumulation by averaging, replay of rows from older iterations.
+so that neither the micro-batch split nor the number of ranks changes the gradient.  Every forward pass goes through
+`Learner.score`, which packs the rows.  Deliberately absent: a scaler (master weights are float32), gradient accumulation
+by averaging, replay of rows from older iterations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches
+from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
 from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
-from hsg.models import score
-from hsg.types import ACTION
+from hsg.models import check_packing, score
+from hsg.packing import make_layout, packed_attention
+from hsg.types import ACTION, Batch, Tokens
+
+CHECKED_ROWS = 2  # rows of an iteration whose sampled log-probs are compared with the training forward
+
+
+@dataclass
+class UpdateCosts:
+    """Token positions of one iteration's update, all passes together, padding included."""
+
+    update_positions: int = 0
+    update_unique_tokens: int = 0  # what an update that forwards each prompt once needs, last tokens included
+    head_positions: int = 0  # rows of the vocabulary head
+    trained_tokens: int = 0
+    score_positions: int = 0  # forwarded without a gradient: log-probs of the old policy and of the reference
 
 
 class Learner:
@@ -41,6 +58,9 @@ class Learner:
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
         )
+        if config.update.packing != "off":
+            check_packing(model)
+        self.costs = UpdateCosts()  # since the trainer last took them
         self.optimizer_steps = 0
         self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
         self.nonfinite_in_a_row = 0
@@ -58,6 +78,7 @@ class Learner:
         norms: list[float] = []
         self.model.train()
         for epoch in range(config.epochs):
+            self.costs.update_unique_tokens += num_unique_tokens(self._live(rows))
             generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
             for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
@@ -82,40 +103,42 @@ class Learner:
         config = self.config.loss
         options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
         device = self.distributed.device
-        counted = [collate(part).to(device) for part in microbatches(rows, self.config.update.microbatch_tokens)]
+        counted = [collate(part).to(device) for part in self._split(rows)]
         counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in counted]
         num_levels = 2 if config.level_reduction == "separate" else 1
         mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
         denominators = self.distributed.sum(mine.clone())
-        # Rows without any advantage pull nowhere unless a KL holds them: they count above but are not forwarded.
-        live = rows if config.kl_coef > 0 else [row for row in rows if bool((row.advantages != 0).any())]
+        live = self._live(rows)
         if self.distributed.max(float(len(live))) == 0:
             values["update/skipped_dead"] += 1
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
         parts_metrics = []
-        for part in microbatches(live, self.config.update.microbatch_tokens):
-            batch = collate(part).to(device)
-            logprobs, entropy = score(self.model, batch, with_entropy=True)  # (B, T-1)
-            loss, loss_metrics = policy_loss(
-                logprobs,
-                batch.old_logprobs,
-                batch.advantages,
-                batch.response_mask,
-                levels=batch.levels,
-                ref_logprobs=batch.ref_logprobs,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                kl_coef=config.kl_coef,
-                kl_estimator=config.kl_estimator,
-                strategy_weight=config.strategy_weight,
-                action_weight=config.action_weight,
-                denominators=denominators,
-                token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
-                entropy=None if entropy is None else entropy.detach(),
-                **options,
-            )
-            loss.backward()
+        for part in self._split(live):
+            with self._attention(self.model):
+                batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
+                loss, loss_metrics = policy_loss(
+                    logprobs,
+                    batch.old_logprobs,
+                    batch.advantages,
+                    batch.response_mask,
+                    levels=batch.levels,
+                    ref_logprobs=batch.ref_logprobs,
+                    clip_low=config.clip_low,
+                    clip_high=config.clip_high,
+                    kl_coef=config.kl_coef,
+                    kl_estimator=config.kl_estimator,
+                    strategy_weight=config.strategy_weight,
+                    action_weight=config.action_weight,
+                    denominators=denominators,
+                    token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
+                    entropy=None if entropy is None else entropy.detach(),
+                    **options,
+                )
+                loss.backward()
+            num_trained = int(batch.response_mask.sum())
+            self.costs.trained_tokens += num_trained
+            self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
             parts_metrics.append(loss_metrics)
         self.distributed.sum_gradients(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
@@ -156,14 +179,99 @@ class Learner:
             return options.lr * warm
         return options.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress)))
 
+    def _live(self, rows: list[Row]) -> list[Row]:
+        """Rows to forward: those without any advantage pull nowhere unless a KL holds them, and count all the same."""
+        if self.config.loss.kl_coef > 0:
+            return rows
+        return [row for row in rows if bool((row.advantages != 0).any())]
+
+    def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        return microbatches(rows, self.config.update.microbatch_tokens, packing=self.config.update.packing)
+
+    def _attention(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """What the forward and the backward pass of `score` have to run in."""
+        return contextlib.nullcontext() if self.config.update.packing == "off" else packed_attention(model)
+
+    def score(
+        self, model: Any, rows: Sequence[Row], *, with_entropy: bool = False
+    ) -> tuple[Batch, Tensor, Tensor | None]:
+        """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless `update.packing` is off."""
+        batch = collate(rows).to(self.distributed.device)
+        layout, positions = None, batch.input_ids.numel()
+        if self.config.update.packing != "off":
+            # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
+            lengths = [int(row.tokens.response_mask.nonzero()[-1]) + 1 for row in rows]
+            layout = make_layout(batch.input_ids, lengths, share=self.config.update.packing == "prefix")
+            positions = len(layout)
+        if torch.is_grad_enabled():
+            self.costs.update_positions += positions
+        else:
+            self.costs.score_positions += positions
+        logprobs, entropy = score(model, batch, layout=layout, with_entropy=with_entropy)
+        return batch, logprobs, entropy
+
     @torch.no_grad()
+    def _scores(self, model: Any, rows: Sequence[Row]) -> list[Tensor]:
+        """(T-1,) float32 log-probs of every row on the CPU, in the order of the rows."""
+        found: dict[int, Tensor] = {}
+        with self._attention(model):
+            for part in self._split(rows):
+                _, logprobs, _ = self.score(model, part)
+                for row, values in zip(part, logprobs.float().cpu(), strict=True):
+                    found[id(row)] = values[: len(row) - 1]
+        return [found[id(row)] for row in rows]
+
+    # ------------------------------------------------------------------------- log-probs of the old and reference policy
+
+    def settle_logprobs(self, sampled: Sequence[Tokens], iteration: int) -> tuple[list[Tokens], dict[str, float]]:
+        """The rows with the log-probs that ratios start from, and how far sampling and training forward are apart.
+
+        `rollout.logprobs: sampled` keeps those of the sampler once a few rows say that the training forward has the same;
+        `recomputed` takes the training forward's; `auto` is sampled where one optimizer step uses all of an iteration.
+        RuntimeError where the 99th percentile of the gap (nats) is above `rollout.max_logprob_gap`.
+        """
+        options = self.config.rollout
+        rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, i) for i, t in enumerate(sampled) if t.num_sampled]
+        recompute = options.logprobs == "recomputed" or (options.logprobs == "auto" and not self._one_step())
+        if not recompute:
+            generator = make_generator("checked rows", self.config.seed, iteration, self.distributed.rank)
+            rows = [rows[i] for i in torch.randperm(len(rows), generator=generator)[:CHECKED_ROWS].tolist()]
+        scored = self._scores(self.model, rows)
+        gaps = [(s - r.tokens.logprobs)[r.tokens.response_mask].abs() for r, s in zip(rows, scored, strict=True)]
+        gap = torch.cat(gaps) if gaps else torch.zeros(1)
+        # Both are of the worst rank, so that all ranks stop together.
+        largest = self.distributed.max(float(gap.max()))
+        percentile = self.distributed.max(float(gap.double().quantile(0.99)) if len(gap) < 2**24 else largest)
+        limit = options.max_logprob_gap or (
+            0.1 if getattr(self.model, "compute_dtype", None) == torch.bfloat16 else 1e-3
+        )
+        if not percentile <= limit:
+            raise RuntimeError(
+                f"log-probs of the sampler and of the training forward must agree within rollout.max_logprob_gap = {limit} "
+                f"nats in 99 % of the tokens, got {percentile:.3g} (largest {largest:.3g}); the model may not handle the "
+                "rollout's cache or packed rows: try rollout.cache=false, update.packing=off, model.attention=eager"
+            )
+        metrics = {"rollout/logprob_gap_max": largest, "rollout/logprob_gap_p99": percentile}
+        if not recompute:
+            return list(sampled), metrics
+        new = {r.trajectory: replace(r.tokens, logprobs=s) for r, s in zip(rows, scored, strict=True)}
+        return [new.get(i, tokens) for i, tokens in enumerate(sampled)], metrics
+
+    def _one_step(self) -> bool:
+        """Whether each iteration is one optimizer step, so that every ratio is 1."""
+        config = self.config
+        num_strategies, num_rollouts = config.group_shape
+        trajectories = config.num_tasks * num_strategies * num_rollouts
+        size = config.update.minibatch_trajectories
+        return (
+            config.update.epochs == 1
+            and config.update.minibatch_turns is None
+            and (size or trajectories) >= trajectories
+        )
+
     def _with_reference(self, rows: list[Row]) -> list[Row]:
         """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""
         if self.reference is None or self.config.loss.kl_coef == 0:
             return rows
-        scored: dict[int, Row] = {}
-        for part in microbatches(rows, self.config.update.microbatch_tokens):
-            logprobs, _ = score(self.reference, collate(part).to(self.distributed.device))
-            for row, values in zip(part, logprobs.cpu(), strict=True):
-                scored[id(row)] = replace(row, ref_logprobs=values[: len(row) - 1])
-        return [scored[id(row)] for row in rows]
+        scored = self._scores(self.reference, rows)
+        return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]

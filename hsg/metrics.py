@@ -38,11 +38,12 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     return sum(held), float(len(held))
 
 
-def cost_metrics(costs: Mapping[str, Cost]) -> Sums:
-    """Positions really forwarded, by purpose, and tokens sampled in all."""
+def cost_metrics(costs: Mapping[str, Cost], update: Mapping[str, int]) -> Sums:
+    """Positions really forwarded, by purpose; what a rollout without any waste needs; tokens sampled in all."""
     sums: Sums = {f"cost/{purpose}_positions": (float(cost.positions), 0.0) for purpose, cost in costs.items()}
+    sums["cost/unique_tokens"] = (float(costs["rollout"].unique), 0.0)
     sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
-    return sums
+    return sums | {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
 
 
 def rollout_metrics(

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config import ModelConfig
+from hsg.packing import Layout, make_layout, packed_attention, packed_hidden
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -256,6 +257,34 @@ def check_head(model: Any, *, key: str = "model.path") -> None:
         raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
 
 
+@torch.no_grad()
+def check_packing(model: Any, *, key: str = "update.packing") -> None:
+    """Raise ValueError unless packed rows give this model's hidden states of padded ones."""
+    device = next(model.parameters()).device
+    count = model.get_input_embeddings().num_embeddings
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 0], [9, 1, 2, 0, 0, 0]], device=device) % count
+    lengths = [6, 5, 3]
+    layout = make_layout(ids, lengths)
+    was_training = model.training
+    model.eval()
+    try:
+        with autocast(model):
+            expected = _hidden(model, ids)
+            with packed_attention(model):
+                got = packed_hidden(model, layout)[layout.index]
+        real = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
+        same = torch.allclose(got[real], expected[real].to(got.dtype), rtol=1e-2, atol=1e-2)
+        problem = "" if same else ": its hidden states come out different"
+    except Exception as error:  # a stranger's model: whatever it raises means the same
+        problem = f": {' '.join(str(error).split())[:160]}"
+    model.train(was_training)
+    if problem:
+        raise ValueError(
+            f"{key} must be off for a model whose attention does not go through the interface of transformers, "
+            f"got {type(model).__name__}{problem}; set {key}=off"
+        )
+
+
 def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     """Last hidden states (B, T, D) of right-padded rows; see the module docstring for the missing attention mask."""
     base = model.base_model
@@ -267,13 +296,19 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
 
 
 def score(
-    model: Any, batch: Batch, *, with_entropy: bool = False, chunk_tokens: int = 4096
+    model: Any,
+    batch: Batch,
+    *,
+    layout: Layout | None = None,
+    with_entropy: bool = False,
+    chunk_tokens: int = 4096,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of the sampled tokens under the model, at the temperature each was sampled at; gradients flow.
 
     Returns (logprobs, entropy): logprobs (B, T-1) in nats, of input_ids[:, t + 1], 0.0 where `response_mask` is False;
     entropy (B, T-1) in nats of the same distributions, or None. float32 (float64 for a float64 model). At most
     `chunk_tokens` rows of logits exist at once; where all of them are many, the backward pass computes them again.
+    `layout` (of this very batch, inside `packed_attention`): the same numbers from a packed sequence.
     Raises ValueError for rows that are not right-padded.
     """
     mask = batch.response_mask  # (B, T-1)
@@ -281,8 +316,12 @@ def score(
     if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
         raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
     with autocast(model):
-        hidden = _hidden(model, batch.input_ids)  # (B, T, D)
-        sampled = hidden[:, :-1][mask]  # (n, D)
+        if layout is None:
+            hidden = _hidden(model, batch.input_ids)  # (B, T, D)
+            sampled = hidden[:, :-1][mask]  # (n, D)
+        else:
+            hidden = packed_hidden(model, layout)  # (packed tokens, D)
+            sampled = hidden.index_select(0, layout.index[:, :-1][mask])  # (n, D)
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
         num_logits = len(targets) * model.get_output_embeddings().weight.shape[0]

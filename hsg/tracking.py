@@ -107,7 +107,7 @@ class RunFolder:
         if self._wandb is None:
             return
         try:
-            self._wandb.finish(quiet=True)
+            self._wandb.finish()
         except Exception as error:
             self._give_up_wandb(error)
 

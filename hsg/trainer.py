@@ -4,6 +4,7 @@
     episodes     begun at once, N x M of each task             environments start while strategies are drawn
     strategies   propose, select                               -> candidates (P, C), kept (P, N)
     trajectories rollout and judgment                          -> records (P, N, M)
+    log-probs    those of the old policy settled               -> the same records
     credit       returns and advantages of both levels         -> tensors (P, N), (P, N, M, K)
     rows         flattened once                                -> list[Row]
     update       epochs x mini-batches x micro-batches of ONE loss, global denominators
@@ -18,6 +19,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from hsg.episode import Episode, Request
 from hsg.evaluation import evaluate, evaluation_tasks
 from hsg.generation import derive_seed
 from hsg.judge import Judge
-from hsg.learner import Learner
+from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
@@ -165,6 +167,8 @@ class Trainer:
                 on_progress=lambda finished: bar.update(finished - bar.n),
             )
         self._check_faults(played)
+        with clock("old_logprobs"):
+            candidates, played, gaps = self._settle_logprobs(candidates, played, iteration)
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
@@ -187,11 +191,12 @@ class Trainer:
             if self.run is not None:
                 self.run.trajectories(iteration, records)
 
-        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs))]))
+        spent, self.learner.costs = self.learner.costs, UpdateCosts()
+        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs), vars(spent))]))
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
-        return {**mx.finish(merged), **update_values, **times}
+        return {**mx.finish(merged), **gaps, **update_values, **times}
 
     def _begin(self, iteration: int) -> list[Episode]:
         """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
@@ -252,6 +257,22 @@ class Trainer:
             )  # (P, C)
         with clock("selection"):
             return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+
+    def _settle_logprobs(
+        self, candidates: list[Candidates] | None, played: Sequence[Trajectory], iteration: int
+    ) -> tuple[list[Candidates] | None, list[Trajectory], dict[str, float]]:
+        """The same records with the log-probs that ratios start from (see `Learner.settle_logprobs`)."""
+        tokens = [row for t in played if t.valid for row in t.rows]
+        tokens += [s.tokens for c in candidates or () for s in c.kept]
+        settled, gaps = self.learner.settle_logprobs(tokens, iteration)
+        new = dict(zip(map(id, tokens), settled, strict=True))
+        played = [replace(t, rows=tuple(new.get(id(row), row) for row in t.rows)) for t in played]
+        if candidates is not None:
+            candidates = [
+                replace(c, strategies=tuple(replace(s, tokens=new.get(id(s.tokens), s.tokens)) for s in c.strategies))
+                for c in candidates
+            ]
+        return candidates, played, gaps
 
     def _check_faults(self, played: Sequence[Trajectory]) -> None:
         """Stop rather than train on almost nothing; ranks decide together."""

@@ -129,3 +129,14 @@ def test_logger_that_fails_never_stops_a_run(tmp_path: Path, capsys: pytest.Capt
     run.close()
     assert len(read(run.path / "metrics.jsonl")) == 2
     assert capsys.readouterr().err.count("disk full") == 1
+
+
+@pytest.mark.slow
+def test_the_real_logger_follows_offline_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(configure(tmp_path, wandb="offline"), "r")
+    assert run._wandb is not None
+    run.metrics(0, {"a/y": 2.0})
+    run.evaluation({"iteration": 0, "label": "before training", "score": 0.5})
+    run.close()
+    assert capfd.readouterr() == ("", "")
+    assert list((run.path / "wandb").glob("offline-run-*"))

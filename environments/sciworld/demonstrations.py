@@ -4,7 +4,7 @@
     play         teleport to outside, look around, focus on dove egg, pick up dove egg, teleport to kitchen, move ...
 
 A strategy names a kind of thing (Find) or of animal (Lifespan) and is followed whether it suits the task or not, so a
-pupil learns to follow; which kind suits which task is left to reinforcement.  Half of the strategies suit.
+pupil learns to follow; which kind suits which task is left to reinforcement.  Three in five strategies suit.
 Which animal lives longest is found by trying: the teacher focuses on each of them in an episode of its own.
 Deliberately absent: the other 23 tasks (the warm start makes strategies out of their expert actions), any look at the
 engine's hidden state (a play uses only what "look around" shows).
@@ -98,7 +98,7 @@ def supports(task: Task) -> bool:
 
 
 def make_demonstrations(task: Task, seed: int, house: House) -> list[Demonstration]:
-    """Four demonstrations, two of which suit where the house allows."""
+    """Five demonstrations, three of which suit where the house allows."""
     rng = random.Random(f"{task.id}/{seed}")
     make = _find if task.kind in SUITS else _lifespan
     made = make(task, rng, house)
@@ -117,7 +117,7 @@ def _find(task: Task, rng: random.Random, house: House) -> list[tuple[str, tuple
     box, room = re.search(r"move it to the (.+ box) in the (.+?)\.", start).groups()  # type: ignore[union-attr]
     suits = list(SUITS[task.kind])
     others = [thing for thing in PLACES if thing not in suits]
-    chosen = [rng.choice(suits), rng.choice(suits), rng.choice(others), rng.choice(others)]
+    chosen = [rng.choice(suits) for _ in range(3)] + [rng.choice(others) for _ in range(2)]
     made = []
     for thing in chosen:
         place = rng.choice(PLACES[thing])
@@ -189,7 +189,7 @@ def _lifespan(task: Task, rng: random.Random, house: House) -> list[tuple[str, t
     drawn = [(pair, pick(*pair)) for pair in pairs]
     right = [item for item in drawn if item[1] == target]
     wrong = [item for item in drawn if item[1] != target]
-    for (first, second), names in (right[:2] + wrong)[:2] + wrong[-2:]:
+    for (first, second), names in (right[:3] + wrong)[:3] + wrong[-2:]:
         words = {k: f"{'an' if k[0] == 'i' else 'a'} {k}" for k in kinds}
         template = rng.choice(LIFESPAN_BOTH if both else LIFESPAN)
         text = template.format(first=words[first], second="another" if first == second else words[second])

@@ -1,0 +1,283 @@
+"""Forward every token of a batch once: rows packed end to end, and what they share only the first time.
+
+    rows     prompt a b c          packed   prompt a b c | d e | f       one sequence without padding, in which each
+             prompt a d e                   └─ row 0 ──┘ └ 1 ┘ └2┘       row owns the tokens that no earlier row had
+             prompt f
+
+Everything but attention works token by token, so it runs on the packed sequence as it is.  Attention looks along a row: its
+own tokens ask each other, causally, and everything on their path before them.  The numbers are those of the padded rows,
+gradients included, since a hidden state depends on what stands before it only.
+
+    call     queries        keys              the pieces of one query's softmax are joined by their log-sum-exps,
+             row 0's own    row 0's own       and the backward kernel, given the joined output and log-sum-exp,
+             row 1's own    row 1's own       returns each piece's exact share of the gradient
+             row 1's own    prompt a
+             row 2's own    row 2's own
+             row 2's own    prompt            calls with the same keys and neighbouring queries become one
+
+A model takes part through the attention interface of transformers: `packed_attention(model)` sets it for a forward and its
+backward pass, and `layout` travels to every layer as a keyword.  Deliberately absent: a dense block mask (quadratic in
+the packed length), models with state other than attention (`models.check_packing` refuses them), sharing of suffixes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+NAME = "hsg_packed"
+
+Run = tuple[int, int]
+"""A stretch [start, stop) of the packed sequence."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One dense attention: the queries of one stretch on the keys of another (causal: on their own)."""
+
+    queries: Run
+    keys: Run
+    causal: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the tokens of B rows stand in one packed sequence of n tokens.
+
+    input_ids, positions  (n,) int64: the token and its place in its row
+    index                 (B, T) int64: where each token of the padded batch stands, 0 where there is none
+    paths                 places of the tokens of each row that owns some, one row after the other, in packed order
+    lengths, own          of those rows: tokens on the path, and how many at its end are the row's own
+    calls                 the attention of all rows as dense pieces
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    index: Tensor
+    paths: Tensor
+    lengths: tuple[int, ...]
+    own: tuple[int, ...]
+    calls: tuple[Call, ...]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True) -> Layout:
+    """The layout of right-padded rows. input_ids (B, T); the first `lengths[i]` >= 1 tokens of row i are packed.
+
+    `share` False: rows stand end to end, and nothing is shared.
+    """
+    rows = [ids[:n] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
+    # In sorted order the longest beginning that a row shares with any earlier row is the one it shares with the last.
+    order = sorted(range(len(rows)), key=rows.__getitem__) if share else list(range(len(rows)))
+    ids: list[int] = []
+    positions: list[int] = []
+    index = torch.zeros(input_ids.shape, dtype=torch.long)
+    paths: list[Tensor] = []
+    own: list[int] = []
+    calls: list[Call] = []
+    runs: list[Run] = []  # the path of the row before
+    previous: list[int] = []
+    for i in order:
+        row = rows[i]
+        common = common_prefix(previous, row) if share else 0
+        runs = _first(runs, common)
+        if mine := len(row) - common:
+            begin, end = len(ids), len(ids) + mine
+            calls.append(Call((begin, end), (begin, end), causal=True))
+            calls.extend(Call((begin, end), run, causal=False) for run in runs)
+            runs.append((begin, end))
+            ids += row[common:]
+            positions += range(common, len(row))
+        path = torch.cat([torch.arange(*run) for run in runs])
+        index[i, : len(row)] = path
+        if mine:
+            paths.append(path)
+            own.append(mine)
+        previous = row
+    device = input_ids.device
+    return Layout(
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        index.to(device),
+        torch.cat(paths).to(device),
+        tuple(map(len, paths)),
+        tuple(own),
+        tuple(_joined(calls)),
+    )
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading items two sequences share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _first(runs: Sequence[Run], length: int) -> list[Run]:
+    """The first `length` places of a path."""
+    kept = []
+    for start, stop in runs:
+        if length <= 0:
+            break
+        kept.append((start, min(stop, start + length)))
+        length -= stop - start
+    return kept
+
+
+def _joined(calls: Sequence[Call]) -> list[Call]:
+    """The same calls, those with equal keys and adjoining queries as one."""
+    joined = [call for call in calls if call.causal]
+    open_calls: dict[Run, Call] = {}
+    for call in (call for call in calls if not call.causal):
+        before = open_calls.get(call.keys)
+        if before is not None and before.queries[1] == call.queries[0]:
+            call = Call((before.queries[0], call.queries[1]), call.keys, causal=False)
+        elif before is not None:
+            joined.append(before)
+        open_calls[call.keys] = call
+    return joined + list(open_calls.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- the model
+
+
+@contextlib.contextmanager
+def packed_attention(model: Any) -> Iterator[None]:
+    """Attention that follows a layout. Backward passes belong inside too: checkpointed layers run again there."""
+    name = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = name
+
+
+def packed_hidden(model: Any, layout: Layout) -> Tensor:
+    """Last hidden states (n, D) of a packed sequence, inside `packed_attention`."""
+    ids = layout.input_ids
+    # A mask of four axes is passed on as it is. Nothing reads this one; attention that did would see no key at all.
+    nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    out = model.base_model(
+        input_ids=ids[None],
+        position_ids=layout.positions[None],
+        attention_mask=nothing,
+        use_cache=False,
+        layout=layout,
+    )
+    return out.last_hidden_state[0]
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """query (1, H, n, D), key and value (1, H', n, D), H a multiple of H' -> (1, n, H, D)."""
+    if special := [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]:
+        raise NotImplementedError(f"attention with {', '.join(special)}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window if sliding_window is not None and sliding_window < max(layout.lengths) else None
+    if window is None and _use_joined(query, value):
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+        out = _JoinedAttention.apply(query, key, value, layout.calls, scale)
+    else:
+        out = _path_attention(query, key, value, layout, scale, window)
+    return out.transpose(1, 2), None
+
+
+def _use_joined(query: Tensor, value: Tensor) -> bool:
+    """Whether there is a kernel that tells its log-sum-exp."""
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+# ----------------------------------------------------------------------------------- pieces joined by their log-sum-exps
+
+
+class _JoinedAttention(torch.autograd.Function):
+    """The calls of a layout with PyTorch's flash kernel for CPUs. query, key, value (1, H, n, D) -> (1, H, n, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[Call], scale: float) -> Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype)
+        logsumexp = torch.empty(0)
+        for call in calls:  # every query is in one causal call, and those come first
+            asked, seen = slice(*call.queries), slice(*call.keys)
+            piece, piece_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[:, :, asked], key[:, :, seen], value[:, :, seen], 0.0, call.causal, scale=scale
+            )  # (1, H, q, D), (1, H, q)
+            if not len(logsumexp):
+                logsumexp = piece_lse.new_empty(query.shape[:3])
+            if call.causal:
+                out[:, :, asked] = piece
+                logsumexp[:, :, asked] = piece_lse
+                continue
+            before = logsumexp[:, :, asked]
+            total = torch.logaddexp(before, piece_lse)
+            kept, added = (before - total).exp()[..., None], (piece_lse - total).exp()[..., None]
+            out[:, :, asked] = out[:, :, asked] * kept + piece * added
+            logsumexp[:, :, asked] = total
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.calls, ctx.scale = calls, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+        query, key, value, out, logsumexp = ctx.saved_tensors
+        grads = [torch.zeros_like(x) for x in (query, key, value)]
+        for call in ctx.calls:
+            asked, seen = slice(*call.queries), slice(*call.keys)
+            pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad[:, :, asked], query[:, :, asked], key[:, :, seen], value[:, :, seen],
+                out[:, :, asked], logsumexp[:, :, asked], 0.0, call.causal, scale=ctx.scale,
+            )  # fmt: skip
+            for total, where, piece in zip(grads, (asked, seen, seen), pieces, strict=True):
+                total[:, :, where] += piece
+        return grads[0], grads[1], grads[2], None, None
+
+
+# ------------------------------------------------------------------------------------------------- one row after another
+
+
+def _path_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, window: int | None
+) -> Tensor:
+    """The same where there is no such kernel: each row's own tokens on all of its path, put together for it."""
+    keys, values = (x.index_select(2, layout.paths).split(layout.lengths, dim=2) for x in (key, value))
+    grouped = query.shape[1] != key.shape[1]
+    pieces = []
+    for q, k, v in zip(query.split(layout.own, dim=2), keys, values, strict=True):
+        length, own = k.shape[2], q.shape[2]
+        causal = (
+            window is None and own > length // 2
+        )  # then the causal kernel on the whole square costs less than a mask
+        mask = None if causal else _causal_mask(length - own, length, window, q.device)
+        q = F.pad(q, (0, 0, length - own, 0)) if causal else q
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+        pieces.append(out[:, :, -own:])
+    return torch.cat(pieces, dim=2)
+
+
+def _causal_mask(begin: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """(length - begin, length) bool: which keys the queries at [begin, length) see."""
+    keys = torch.arange(length, device=device)[None]
+    queries = torch.arange(begin, length, device=device)[:, None]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
