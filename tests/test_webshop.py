@@ -372,8 +372,18 @@ def test_attributes_options_and_price(tmp_path):
     assert str(purchase).startswith("Attributes found: 4 of 5. Options: 1 of 2. Price within the limit.")
 
 
-def test_an_option_is_compared_as_a_pair():
+def test_an_option_is_compared_as_a_pair(tmp_path):
     """The pair's text holds the option's name; a colour is seen in it only where an element is just that word."""
+    found = load_catalogue(write_catalogue(tmp_path, {}))
+    goal = {"name": RAW["name"], "query": "", "product_category": "", "price_upper": 20.0, "attributes": ["x"]}
+    for wanted, chosen, count in (
+        ({"fit type": "men"}, "fit type", 1),  # the name alone is enough
+        (["men"], "fit type", 0),
+        ({"color": "dark red"}, "dark red", 1),
+        ({"color": "dark red"}, "light red", 0),  # light is none of: color, dark, red
+        (["dark red"], "dark pink", 1),  # both are "dark"
+    ):
+        assert judge_purchase(found, {**goal, "goal_options": wanted}, "B01", 10.5, {"any": chosen}).options == count
     assert colour_of("dark red") == "dark"
     assert colour_of(("color", "dark red")) == ("color", "dark red")
     assert colour_of(("color", "red")) == "red"

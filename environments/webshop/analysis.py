@@ -8,7 +8,7 @@ and "1,000" stay whole, an ideograph and an emoji are a token each.  Then: no po
 Porter stems.  Every character becomes a letter for its class, and one regular expression finds the words of classes.
 
 Deliberately absent: phrase positions (BM25 does not look at them), Hebrew's quote rules, flags of two letters and
-keycaps as one emoji: none of them occurs in the catalogue.
+keycaps as one emoji: rare in product texts.
 """
 
 from __future__ import annotations
