@@ -401,11 +401,14 @@ def test_goals_by_hand(tmp_path):
         {"instruction": "i want a shirt.", "instruction_attributes": ["soft"], "instruction_options": ["red"]},
         {"instruction": "none", "instruction_attributes": [], "instruction_options": []},
     ]}  # fmt: skip
-    facts = {"B01": FACTS, "B02": {**FACTS, "instruction": None}, "B03": FACTS}
+    facts = {"B01": FACTS, "B02": {**FACTS, "instruction": None}, "B03": FACTS, "B04": FACTS}
+    unsorted = {"Size": [{"value": "M"}], "Color": [{"value": "red"}]}
     changes = ({}, {"asin": "B02"}, {"asin": "B03", "pricing": "$985", "customization_options": ""})
+    changes += ({"asin": "B04", "customization_options": unsorted},)
     found = load_catalogue(write_catalogue(tmp_path, *changes, facts=facts, human=human))
     made = {goal["id"]: goal for goal in goals.make_goals(found, "synthetic")}
-    assert set(made) == {"B01/0", "B01/1", "B03/0"}
+    assert set(made) == {"B01/0", "B01/1", "B03/0", "B04/0"}
+    assert made["B04/0"]["instruction_text"].startswith("Find me shirts with color: red, and size: m, and price ")
     goal = made["B01/1"]
     assert goal["goal_options"] == {"color": "s | m", "size": "s | m"}
     assert goal["price_upper"] in (30.0, 40.0, 50.0)
