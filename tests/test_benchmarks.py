@@ -59,7 +59,7 @@ def test_ours_says_the_script_and_joins_the_protocol(folder, tokenizer, capsys, 
         assert {"wall", "cpu", "rollout_cpu", "train_cpu", "pairs_rollout", "pairs_train"} <= set(step)
     first = printed["steps"][0]
     assert floor["once_rollout"] <= first["pos_rollout"] <= 1.2 * floor["once_rollout"]
-    assert first["pos_train"] == floor["floor_trie_rollout"]  # every token once, and no last one
+    assert floor["floor_trie"] - 5 <= first["pos_train"] <= floor["floor_trie"]  # every token once, but for last ones
     assert first["lm_head_train"] == floor["action_tokens"]
     assert printed["rss_mb"] > 0
     assert generation.sample_tokens is not real, "the spy is back in its place"
