@@ -23,6 +23,7 @@ the packed length), models with state other than attention (`models.check_packin
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +194,9 @@ def _attention(
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < max(layout.lengths) else None
-    if window is None and _use_joined(query, value):
+    if _use_varlen(query):
+        out = _varlen_attention(query, key, value, layout, scale, window)
+    elif window is None and _use_joined(query, value):
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
         out = _JoinedAttention.apply(query, key, value, layout.calls, scale)
@@ -208,6 +211,12 @@ def _use_joined(query: Tensor, value: Tensor) -> bool:
 
 
 AttentionInterface.register(NAME, _attention)
+
+
+def _use_varlen(query: Tensor) -> bool:
+    """Whether flash-attention can do it: one call for all rows, whose queries are the last ones of their keys."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
 
 
 # ----------------------------------------------------------------------------------- pieces joined by their log-sum-exps
@@ -255,13 +264,36 @@ class _JoinedAttention(torch.autograd.Function):
         return grads[0], grads[1], grads[2], None, None
 
 
-# ------------------------------------------------------------------------------------------------- one row after another
+# --------------------------------------------------------------------------------------- rows by themselves, on any device
+
+
+def _varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, window: int | None
+) -> Tensor:
+    """Each row's own tokens on all of its path, in one call of flash-attention (2.1 or newer: causal from the end)."""
+    from flash_attn import flash_attn_varlen_func
+
+    def bounds(sizes: Sequence[int]) -> Tensor:
+        return F.pad(torch.tensor(sizes, device=query.device).cumsum(0), (1, 0)).int()
+
+    packed = [query[0].transpose(0, 1), *(x[0].index_select(1, layout.paths).transpose(0, 1) for x in (key, value))]
+    out = flash_attn_varlen_func(
+        *packed,
+        cu_seqlens_q=bounds(layout.own),
+        cu_seqlens_k=bounds(layout.lengths),
+        max_seqlen_q=max(layout.own),
+        max_seqlen_k=max(layout.lengths),
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+    )  # (n, H, D)
+    return out.transpose(0, 1)[None]
 
 
 def _path_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float, window: int | None
 ) -> Tensor:
-    """The same where there is no such kernel: each row's own tokens on all of its path, put together for it."""
+    """The same with PyTorch's own attention, one row after another."""
     keys, values = (x.index_select(2, layout.paths).split(layout.lengths, dim=2) for x in (key, value))
     grouped = query.shape[1] != key.shape[1]
     pieces = []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,15 +68,40 @@ def test_layout_holds_each_token_at_its_place_and_every_pair_once(share):
         assert len(layout.calls) < sum(len(row) > 0 for row in rows) * 2
 
 
-WAYS = [(kind, way) for kind in ("qwen2", "llama", "gpt2") for way in ("joined", "path")] + [("mistral", "window")]
+WAYS = [(kind, way) for kind in ("qwen2", "llama", "gpt2") for way in ("joined", "path", "varlen")]
+WAYS += [("mistral", "path"), ("mistral", "varlen")]
+
+
+def flash_attn_varlen_func(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
+                           window_size):  # fmt: skip
+    """What flash-attention documents, in plain PyTorch: causal from the end of each row, a window to the left."""
+    assert causal
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    pieces = []
+    for (a, b), (c, d) in zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True):
+        assert b - a <= max_seqlen_q
+        assert d - c <= max_seqlen_k
+        places = torch.arange(d - c)
+        asked = places[d - c - (b - a) :, None]
+        seen = places[None] <= asked
+        if window_size[0] >= 0:
+            seen &= places[None] >= asked - window_size[0]
+        scores = torch.einsum("qhd,khd->hqk", q[a:b], k[c:d]) * softmax_scale
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        pieces.append(torch.einsum("hqk,khd->qhd", weights, v[c:d]))
+    return torch.cat(pieces)
 
 
 @pytest.mark.parametrize(("kind", "way"), WAYS)
 @pytest.mark.parametrize("share", [True, False])
 def test_hidden_states_and_gradients_are_those_of_padded_rows(kind, share, way, monkeypatch):
-    if way != "joined":
-        monkeypatch.setattr(packing, "_use_joined", lambda *given: False)
-    if way == "window":
+    monkeypatch.setattr(packing, "_use_joined", lambda *given: way == "joined")
+    monkeypatch.setattr(packing, "_use_varlen", lambda *given: way == "varlen")
+    stand_in = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
+    monkeypatch.setitem(sys.modules, "flash_attn", stand_in)  # type: ignore[arg-type]
+    if kind == "mistral":
         shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
         torch.manual_seed(0)
         config = MistralConfig(vocab_size=97, sliding_window=6, initializer_range=0.3, num_key_value_heads=2, **shape)
