@@ -17,6 +17,7 @@ from hsg.protocol import TaskSet
 _MODULES = {
     "toy": "environments.toy",
     "sciworld": "environments.sciworld",
+    "alfworld": "environments.alfworld",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

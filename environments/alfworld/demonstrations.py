@@ -1,0 +1,1 @@
+def make_demonstrations(*a): return []
