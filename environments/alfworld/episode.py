@@ -130,16 +130,19 @@ class AlfWorldTaskSet(TaskSet):
 
     def expert_actions(self, task: Task) -> list[str] | None:
         """What the chosen expert does, up to the win; None where it does not win within 50 turns. Cached on disk."""
+        return self._expert_plays(task, self._expert)
+
+    def _expert_plays(self, task: Task, expert: str) -> list[str] | None:
         game = self._game(task)
         digest = hashlib.sha256(game.read_bytes()).hexdigest()[:24]
-        path = self._cache / "experts" / f"{self._expert}-{digest}.json"
+        path = self._cache / "experts" / f"{expert}-{digest}.json"
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
         worker, episode = self._pool.acquire(str(game))
         try:
             actions: list[str] | None = worker.request(
                 "expert",
-                kind=self._expert,
+                kind=expert,
                 game=str(game),
                 turns=EXPERT_TURNS,
                 timeout=LOADS_PER_STEP * self._step_seconds,
@@ -151,7 +154,9 @@ class AlfWorldTaskSet(TaskSet):
 
     def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
         """Searches that follow a strategy, made by playing: see demonstrations.py."""
-        return make_demonstrations(task, seed, lambda: self.create(task, seed))
+        return make_demonstrations(
+            task, seed, lambda: self.create(task, seed), lambda: self._expert_plays(task, "planner")
+        )
 
     def _game(self, task: Task) -> Path:
         """The task's file, from its id, so that tasks travel between processes and folders by id alone."""
