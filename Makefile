@@ -13,6 +13,7 @@ LAUNCH   = $(BIN)/accelerate launch --config_file experiments/accelerate/cpu.yam
 ENV     ?= sciworld
 CONFIG_sciworld := experiments/configs/quickstart.yaml
 CONFIG_toy      := experiments/configs/toy_strata.yaml
+CONFIG_alfworld := experiments/configs/alfworld_quickstart.yaml
 
 # make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
 OVERRIDES = $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
@@ -33,7 +34,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
-	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|toy   THREADS=1   PYTHON=python3.11'
+	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
 	@:
@@ -55,7 +56,7 @@ $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 
 	@printf '%s\n' "$(CURDIR)" > $(STAMP)
 
 run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
-	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, toy, got $(ENV)" >&2; exit 2)
+	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, alfworld, toy, got $(ENV)" >&2; exit 2)
 	@$(LAUNCH) experiments/run.py --config $(CONFIG_$(ENV)) $(OVERRIDES)
 
 run-long: setup ## the same with an hour of training

