@@ -33,15 +33,12 @@ def evaluate_splits(
     distributed = Distributed()
     try:
         policy = make_policy(config, model, distributed.device)
-        return [
-            over_seeds(
-                [
-                    evaluate(config, policy, task_set, tasks[split], distributed, label=f"{split} seed {seed}", seed=seed)
-                    for seed in seeds
-                ]
-            )
-            for split in splits
-        ]
+
+        def play(split: str, seed: int) -> dict[str, Any]:
+            label = f"{split} seed {seed}"
+            return evaluate(config, policy, task_set, tasks[split], distributed, label=label, seed=seed)
+
+        return [over_seeds([play(split, seed) for seed in seeds]) for split in splits]
     finally:
         distributed.close()
 

@@ -116,8 +116,10 @@ class Search:
             self._go(self._place_of(tool))
             self._act(f"{verb} {thing} with {self._here}")
         self._go(self._place_of(errand.target))
-        put = [c for c in self._commands() if c.startswith((f"put {thing} ", f"move {thing} ")) and c.endswith(self._here)]
-        self._act(put[0] if put else "look")
+        # "put X in/on Y" or "move X to Y", as the game says it.
+        verbs = (f"put {thing} ", f"move {thing} ")
+        puts = [command for command in self._commands() if command.startswith(verbs) and command.endswith(self._here)]
+        self._act(puts[0] if puts else "look")
 
     def _find(self, kind: str) -> str:
         """A thing of this kind that has been seen; searches on until one is."""

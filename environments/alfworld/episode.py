@@ -53,9 +53,7 @@ class AlfWorldEpisode(Environment):
         if self._last is not None and self._last.done:
             return replace(self._last, reward=0.0)
         # The engine knows lower-case commands only; verl-agent lowers the case too.
-        answer = self._live().request(
-            "step", episode=self._episode, action=action.lower(), timeout=self._step_seconds
-        )
+        answer = self._live().request("step", episode=self._episode, action=action.lower(), timeout=self._step_seconds)
         won = answer["won"]
         self._commands = answer["commands"]
         self._last = StepResult(

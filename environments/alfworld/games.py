@@ -48,7 +48,8 @@ def select_kinds(names: str | Iterable[str], option: str = "alfworld.tasks") -> 
 def find_data(data: str | None) -> Path:
     """The folder that holds the splits: `data`, $ALFWORLD_DATA or ~/.cache/alfworld, or its json_2.1.* below."""
     root = Path(data or os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld").expanduser()
-    found = [folder for folder in (root, *sorted(root.glob("json_2.1.*"))) if any((folder / s).is_dir() for s in SPLITS)]
+    folders = (root, *sorted(root.glob("json_2.1.*")))
+    found = [folder for folder in folders if any((folder / split).is_dir() for split in SPLITS)]
     if not found:
         raise ValueError(
             f"alfworld.data must be a folder with {', '.join(SPLITS)} (or json_2.1.* with them), got {str(root)!r}; "
@@ -65,7 +66,7 @@ def find_games(root: Path, split: str, kinds: Iterable[str], limit: int | None =
     columns = []
     for kind in kinds:
         files = sorted((root / split).glob(f"{kind}-*/*/game.tw-pddl"))
-        column = []
+        column: list[Task] = []
         for path in files:
             if limit is not None and len(column) == limit:
                 break

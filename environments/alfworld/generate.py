@@ -73,7 +73,7 @@ def draw_goal(kind: str, split: str, rng: random.Random) -> Goal | None:
     """A goal that its room allows and that belongs to the split, or None: try again."""
     room = rooms.load_room(rng.choice(rooms.UNSEEN_ROOMS if split == "valid_unseen" else rooms.SEEN_ROOMS))
     ability, tool = TOOLS.get(kind, (None, None))
-    if (tool is not None and tool not in room.types) or (kind == LOOK and not (room.has_lamp and room.holders(rooms.LAMP))):
+    if (tool is not None and tool not in room.types) or (kind == LOOK and not room.has_lamp):
         return None
     options = []
     for obj in room.objects:
@@ -103,7 +103,7 @@ def furnish(goal: Goal, rng: random.Random) -> dict[str, tuple[str, rooms.Recept
 
     for _ in range(rng.choice((2, 3)) if goal.kind == TWO else rng.choice((1, 1, 2))):
         place(goal.obj, [r for r in room.holders(goal.obj) if r.type != goal.target])
-    if room.has_lamp and room.holders(rooms.LAMP):
+    if room.has_lamp:
         place(rooms.LAMP, room.holders(rooms.LAMP))
     for thing in room.objects:
         if thing != goal.obj:
@@ -128,8 +128,9 @@ def write_problem(goal: Goal, placed: dict[str, tuple[str, rooms.Receptacle]]) -
     ]
     facts = [f"atLocation agent1 {mangle(room.start)}"]
     for r in room.receptacles:
-        facts += [f"receptacleType {mangle(r.id)} {r.type}Type", f"receptacleAtLocation {mangle(r.id)} {mangle(r.location)}"]
-        facts += [f"openable {mangle(r.id)}"] if r.type in rooms.openable() else []
+        place = mangle(r.id)
+        facts += [f"receptacleType {place} {r.type}Type", f"receptacleAtLocation {place} {mangle(r.location)}"]
+        facts += [f"openable {place}"] if r.type in rooms.openable() else []
     for kind in types:
         facts += [f"canContain {kind}Type {thing}Type" for thing in kinds if thing in rooms.contents(kind)]
     marks = {"Heatable": "heatable", "Coolable": "coolable", "Cleanable": "cleanable", "Sliceable": "sliceable"}
@@ -149,6 +150,13 @@ def write_problem(goal: Goal, placed: dict[str, tuple[str, rooms.Receptacle]]) -
     )
 
 
+def say(goal: Goal, rng: random.Random) -> str:
+    """A sentence of the library for the goal: "heat some apple and put it in fridge"."""
+    _, templates = rooms.goal(goal.kind)
+    target = goal.target.lower()
+    return rng.choice(templates).format(obj=goal.obj.lower(), recep=target, toggle=target)
+
+
 def mangle(name: str) -> str:
     """An id as PDDL can spell it and ALFWorld's demangler reads it back."""
     for sign, word in (("|", "_bar_"), ("-", "_minus_"), ("+", "_plus_"), (".", "_dot_")):
@@ -156,7 +164,7 @@ def mangle(name: str) -> str:
     return name
 
 
-def make_game(pool: Pool, out: Path, split: str, kind: str, number: int, seed: int) -> Path:
+def make_game(pool: Pool, out: Path, seed: int, split: str, kind: str, number: int) -> Path:
     """Write game `number` of a type and give its folder. RuntimeError where no attempt can be solved."""
     for attempt in range(MAX_ATTEMPTS):
         rng = random.Random(f"alfworld {VERSION}/{seed}/{split}/{kind}/{number}/{attempt}")
@@ -166,10 +174,9 @@ def make_game(pool: Pool, out: Path, split: str, kind: str, number: int, seed: i
         folder = out / split / goal.name / f"trial_S{seed}_{number:05d}"
         if folder.is_dir():
             return folder
-        task = rng.choice(rooms.goal(kind)[1]).format(obj=goal.obj.lower(), recep=goal.target.lower(), toggle=goal.target.lower())
         game: dict[str, Any] = {
             "pddl_domain": rooms.domain(),
-            "grammar": rooms.grammar().replace("UNKNOWN GOAL", task),
+            "grammar": rooms.grammar().replace("UNKNOWN GOAL", say(goal, rng)),
             "pddl_problem": write_problem(goal, furnish(goal, rng)),
         }
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +199,8 @@ def solve(pool: Pool, path: Path) -> list[str] | None:
     """The planner's winning actions, or None where it finds none or cannot read the game."""
     worker, episode = pool.acquire(str(path))
     try:
-        return worker.request("expert", kind="planner", game=str(path), turns=MAX_TURNS, timeout=PLAN_SECONDS)["actions"]
+        asked = {"kind": "planner", "game": str(path), "turns": MAX_TURNS}
+        return worker.request("expert", timeout=PLAN_SECONDS, **asked)["actions"]
     except EnvironmentFault:
         if not worker.alive:
             raise
@@ -214,14 +222,12 @@ def make_games(
     out: Path, splits: dict[str, int], kinds: Sequence[str], seed: int, num_workers: int, quiet: bool = False
 ) -> None:
     """`splits[name]` games of every split, types in turn, in `num_workers` processes. Games that exist are kept."""
-    jobs = [
-        (split, kinds[i % len(kinds)], i // len(kinds)) for split, number in splits.items() for i in range(number)
-    ]
+    jobs = [(split, kinds[i % len(kinds)], i // len(kinds)) for split, number in splits.items() for i in range(number)]
     out.mkdir(parents=True, exist_ok=True)
     pool = Pool(num_workers)
     try:
         with ThreadPoolExecutor(num_workers) as threads:
-            made = threads.map(lambda job: make_game(pool, out, *job, seed), jobs)
+            made = threads.map(lambda job: make_game(pool, out, seed, *job), jobs)
             for _ in tqdm(made, total=len(jobs), desc="generate ALFWorld games", unit="game", disable=quiet or None):
                 pass
     finally:
@@ -260,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in ("num", "workers"):
             if getattr(options, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}; how many games, how wide?")
+                raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}; leave it out?")
         kinds = games.select_kinds(options.types, "--types")
         make_games(options.out, {options.split: options.num}, kinds, options.seed, options.workers)
     except (ValueError, RuntimeError) as error:

@@ -21,23 +21,25 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hsg.protocol import EnvironmentFault
 
 ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "environments.alfworld.worker")
 
 
 class Worker:
     """One process. Thread-safe: requests queue for its lock. After a fault it is dead for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
         # Text in a game's order must not depend on the hash seed; nor may a worker take the cores of the others.
         settings = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "environments.alfworld.worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -135,7 +135,8 @@ def load_room(number: int) -> Room:
                 receptacles.append(Receptacle(f"{kind}|{x:+06.2f}|+00.90|{z:+06.2f}", kind, _location(x, z, 0, 30)))
     objects = set().union(*(contents(r.type) for r in receptacles)) & named
     start = _location(*free[0], 0, 30)
-    return Room(number, tuple(receptacles), tuple(sorted(objects)), start, LAMP in named)
+    has_lamp = LAMP in named and any(r.type in LAMP_STANDS for r in receptacles)
+    return Room(number, tuple(receptacles), tuple(sorted(objects)), start, has_lamp)
 
 
 def _type(name: str) -> str:

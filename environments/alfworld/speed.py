@@ -1,7 +1,7 @@
 """Faster TextWorld without other text: pure functions of the engine remember what they have already worked out.
 
     bare engine, one step   55-80 ms   85 % of it parses the same grammar templates again
-    with `install()`         3-10 ms   the engine's own code runs as before; only the functions below remember
+    with `install()`         1-5 ms    the engine's own code runs as before; only the functions below remember
 
 Each of them depends on its arguments alone, so text and admissible commands stay byte-identical (a test compares both
 engines).  What is remembered, and who asks again and again:

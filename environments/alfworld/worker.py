@@ -80,7 +80,6 @@ def _answer(state: Any) -> dict[str, Any]:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the planner prints
-    sys.stdout = open(1, "w", closefd=False)
     speed.install()
     load_library = fast_downward.load_lib
     fast_downward.load_lib = lambda: _idle_libraries.pop() if _idle_libraries else load_library()
