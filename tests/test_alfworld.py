@@ -214,6 +214,21 @@ def test_generated_games_are_the_same_bytes_again(generated, tmp_path):
     assert len(pids) <= 1  # the one of `task_set`
 
 
+@pytest.mark.slow
+def test_generated_data_is_made_once(tmp_path, monkeypatch):
+    def make():
+        return environments.make(
+            "alfworld", data="generated", tasks=KINDS[0], num_generated=2, num_workers=1, cache_dir=str(tmp_path)
+        )
+
+    ids = [[task.id for task in make().tasks(split)] for split in ("train", "dev", "test")]
+    assert [len(one) for one in ids] == [2, 1, 1]
+    assert len({task_id.partition("/")[2] for one in ids for task_id in one}) == 4  # without the name of the split
+    monkeypatch.setattr(generate, "make_games", None)  # the second time nothing may be made
+    assert [[task.id for task in make().tasks(split)] for split in ("train", "dev", "test")] == ids
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def is_worker_of_mine(process: Path) -> bool:
     try:
         parent = process.joinpath("stat").read_text().rpartition(")")[2].split()[1]
