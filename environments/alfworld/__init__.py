@@ -48,7 +48,7 @@ def make_task_set(
     expert              who plays `expert_actions`: planner (sees all) or handcoded (searches)
     num_workers         processes at most, each serving any number of episodes; None = one per core, at most 8
     step_seconds        limit on one step of the engine (0.002 s on a free core); a load may take ten times as long
-    num_generated       training games that "generated" makes (about a second of CPU each), and a fourth as many per other split
+    num_generated       training games of "generated" (a second of CPU each); every other split gets a fourth as many
     cache_dir           where generated games and expert plays are kept;
                         None = $XDG_CACHE_HOME/hsg/alfworld or ~/.cache/hsg/alfworld
 
