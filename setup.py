@@ -15,7 +15,11 @@ EXTRAS = {
     "notebooks": ["matplotlib", "nbclient", "ipykernel"],
     "dev": ["pytest", "ruff", "mypy", "types-PyYAML"],
 }
-GPU = ["flash-attn"]  # compiled against CUDA, so it is in no other extra
+# What pip compiles is in no other extra, so that `all` installs everywhere; `make setup` adds ALFWorld where it can.
+COMPILED = {
+    "gpu": ["flash-attn"],  # needs CUDA
+    "alfworld": ["alfworld>=0.4.2"],  # brings TextWorld and fast-downward, which need a C++ compiler, make and cmake
+}
 
 DATA = ["**/*.json", "**/*.jsonl", "**/*.gz", "**/*.jar", "**/*.java", "**/*.yaml"]
 
@@ -31,5 +35,5 @@ setup(
     packages=find_packages(include=["hsg", "hsg.*", "environments", "environments.*", "experiments", "experiments.*"]),
     package_data={"environments": DATA, "experiments": DATA},
     install_requires=CORE,
-    extras_require={**EXTRAS, "gpu": GPU, "all": [name for names in EXTRAS.values() for name in names]},
+    extras_require={**EXTRAS, **COMPILED, "all": [name for names in EXTRAS.values() for name in names]},
 )

@@ -19,6 +19,7 @@ _MODULES = {
     "sciworld": "environments.sciworld",
     "coding": "environments.coding",
     "webshop": "environments.webshop",
+    "alfworld": "environments.alfworld",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -65,6 +65,18 @@ def test_paper_scale_is_the_papers():
     assert (config.rollout.max_turns, config.environment.options["simplifications"]) == (20, "")
 
 
+@pytest.mark.parametrize("size", ["1.5b", "7b"])
+def test_alfworld_at_paper_scale(size):
+    config = load_config(EXPERIMENTS / "configs" / f"alfworld_qwen2.5-{size}.yaml")
+    assert (config.num_strategies, config.num_rollouts, config.num_candidates) == (4, 8, 32)
+    assert (config.sigma, config.delta, config.kappa) == (8, 0.5, 0.1)
+    assert (config.reward.format_penalty, config.reward.length_penalty) == (1.0, True)
+    assert (config.rollout.max_turns, config.rollout.admissible_actions) == (50, True)
+    assert (config.evaluation.split, config.evaluation.test_split) == ("valid_seen", "valid_unseen")
+    assert config.evaluation.num_tasks is None  # all 140, all 134
+    assert size in config.model.path.lower()
+
+
 def test_toy_baseline_differs_in_the_method_alone():
     strata, grpo = (given(EXPERIMENTS / "configs" / f"toy_{name}.yaml") for name in ("strata", "grpo"))
     assert grpo.pop("algorithm") == "grpo"
