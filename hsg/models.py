@@ -45,6 +45,8 @@ _WHEELS = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _KEEP_LOGITS = 2**24
 """Logits of one forward (64 MiB in float32) that are kept for the backward pass rather than computed twice."""
+_CHUNK_LOGITS = 2**24
+"""Logits that exist at once where they are not kept."""
 
 
 def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, dict[str, Any]]:
@@ -301,7 +303,7 @@ def score(
     *,
     layout: Layout | None = None,
     with_entropy: bool = False,
-    chunk_tokens: int = 4096,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of the sampled tokens under the model, at the temperature each was sampled at; gradients flow.
 
@@ -325,7 +327,9 @@ def score(
             sampled = hidden.index_select(0, layout.index[:, :-1][mask])  # (n, D)
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
-        num_logits = len(targets) * model.get_output_embeddings().weight.shape[0]
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        chunk_tokens = chunk_tokens or max(1, _CHUNK_LOGITS // vocabulary)
+        num_logits = len(targets) * vocabulary
         again = torch.is_grad_enabled() and num_logits > _KEEP_LOGITS
         pieces = []
         for start in range(0, len(targets), chunk_tokens):

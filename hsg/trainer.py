@@ -42,6 +42,7 @@ from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
 from hsg.rollout import Policy, Rollout, RolloutCosts
+from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
@@ -98,6 +99,8 @@ class Trainer:
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
+        self._arithmetic = Arithmetic(self.model)
+        self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
         self.learner = Learner(
             config,
@@ -145,7 +148,7 @@ class Trainer:
 
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration; returns its metrics."""
-        config, clock = self.config, _Clock()
+        config, clock = self.config, Clock()
         num_strategies, num_rollouts = config.group_shape
         tasks = self.next_tasks(iteration)
         mine = self.distributed.share(list(enumerate(tasks)))
@@ -192,11 +195,29 @@ class Trainer:
                 self.run.trajectories(iteration, records)
 
         spent, self.learner.costs = self.learner.costs, UpdateCosts()
-        merged = mx.merge(self.distributed.gather([sums | mx.cost_metrics(vars(costs), vars(spent), trajectories)]))
+        sums |= mx.cost_metrics(vars(costs), vars(spent), trajectories) | self._speed(costs, spent, clock.total())
+        merged = mx.merge(self.distributed.gather([sums]))
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
         times |= {"time/iteration_seconds": clock.total(), "time/environment_wait_seconds": waited}
+        times["memory/peak_mb"] = self.distributed.max(peak_memory_mb(self.distributed.device))
         return {**mx.finish(merged), **update_values, **times}
+
+    def _speed(self, costs: RolloutCosts, spent: UpdateCosts, seconds: float) -> mx.Sums:
+        """Tokens per second, and the share of the matrix products that this machine could have done in the time."""
+        drawn = list(vars(costs).values())
+        sampled = sum(cost.sampled for cost in drawn)
+        flops = self._arithmetic.flops(
+            forwarded=sum(cost.positions for cost in drawn) + spent.score_positions,
+            sampled=sampled,
+            trained=spent.update_positions,
+            headed=spent.head_positions,
+        )
+        return {
+            "speed/sampled_tokens_per_second": (sampled / seconds, 0.0),
+            "speed/trained_tokens_per_second": (spent.trained_tokens / seconds, 0.0),
+            "speed/matmul_share": (flops / seconds / self._matmul_rate, 1.0),
+        }
 
     def _begin(self, iteration: int) -> list[Episode]:
         """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
@@ -231,7 +252,7 @@ class Trainer:
         ]
 
     def _draw_strategies(
-        self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode], costs: RolloutCosts, clock: _Clock
+        self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode], costs: RolloutCosts, clock: Clock
     ) -> list[Candidates]:
         config = self.config
         if not tasks:
@@ -339,31 +360,6 @@ class Trainer:
         parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
         seconds = values["time/iteration_seconds"]
         tqdm.write(f"iteration {iteration}/{self.config.train.iterations}  {'  '.join(parts)}  {seconds:.1f}s")
-
-
-class _Clock:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._began = time.monotonic()
-
-    def __call__(self, name: str) -> _Phase:
-        return _Phase(self, name)
-
-    def total(self) -> float:
-        return time.monotonic() - self._began
-
-
-class _Phase:
-    def __init__(self, clock: _Clock, name: str) -> None:
-        self.clock, self.name = clock, name
-
-    def __enter__(self) -> None:
-        self.began = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self.clock.seconds[self.name] = self.clock.seconds.get(self.name, 0.0) + time.monotonic() - self.began
 
 
 def _first_observation(group: Sequence[Episode]) -> str:

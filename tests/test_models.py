@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -266,3 +269,34 @@ def test_smollm2_answers_and_knows_english_and_can_be_saved(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     again, _ = load_policy(ModelConfig(path=str(tmp_path)))
     torch.testing.assert_close(score(again, batch_of([row], [[True] * (len(row) - 1)]))[0], logprobs, rtol=0, atol=1e-4)
+
+
+MEMORY = """
+import resource, sys, torch
+sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
+from tiny import batch_of, tiny_model
+from hsg.models import score
+from hsg.packing import make_layout, packed_attention
+rows, V = int(sys.argv[1]), 150_000
+model = tiny_model("llama", vocab_size=V, dtype=torch.float32)
+ids = [[(i * 7 + t) % V for t in range(81)] for i in range(rows)]
+batch = batch_of(ids, [[True] * 80] * rows)
+layout = make_layout(batch.input_ids, [80] * rows)
+for repeat in range(2):  # gradients and buffers of the first pass are there in the second
+    with packed_attention(model):
+        score(model, batch, layout=layout, with_entropy=True)[0].sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_rise_with_tokens_times_vocabulary():
+    """160 and 1,280 trained tokens at a vocabulary of 150,000: 92 and 732 MiB of logits, of which a chunk exists."""
+    code = MEMORY.format(tests=str(Path(__file__).parent))
+    peaks = []
+    for rows in (2, 16):
+        done = subprocess.run([sys.executable, "-c", code, str(rows)], capture_output=True, text=True, check=True,
+                              cwd=Path(__file__).parents[1])  # fmt: skip
+        peaks.append(float(done.stdout))
+    assert peaks[1] - peaks[0] < 150

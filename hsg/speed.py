@@ -1,0 +1,72 @@
+"""How fast an iteration was: seconds by phase, arithmetic against what the machine can do, memory.
+
+    FLOPs of a pass = 2 x weights x positions forward, twice that again backward; the vocabulary head by its own positions
+
+Deliberately absent: the FLOPs of attention (they depend on lengths; the share is of the matrix products alone), a profiler.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Seconds by phase: `with clock("rollout"): ...`"""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+    def total(self) -> float:
+        return time.monotonic() - self._began
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 512, repeats: int = 5) -> float:
+    """FLOPs per second of a square matrix product, the best of a few."""
+    size = size if device.type == "cpu" else 8 * size
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(repeats + 1):  # one to warm up
+        began = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+class Arithmetic:
+    """FLOPs of the matrix products of one model, by positions."""
+
+    def __init__(self, model: Any) -> None:
+        head = model.get_output_embeddings().weight
+        skipped = {id(head), id(model.get_input_embeddings().weight)}
+        self._head = head.numel()
+        self._body = sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in skipped)
+
+    def flops(self, *, forwarded: int, sampled: int, trained: int, headed: int) -> float:
+        """forwarded: positions without a gradient, `sampled` of them with the head; trained and headed: with one."""
+        return 2 * (self._body * (forwarded + 3 * trained) + self._head * (sampled + 3 * headed))
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """The most memory this process has held so far, MiB: the GPU's on a GPU, else resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -1,0 +1,43 @@
+"""Seconds, FLOPs and memory that the metrics report."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from tiny import tiny_model
+
+from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
+
+
+def test_clock_adds_up_a_phase_and_counts_one_that_raised():
+    clock = Clock()
+    for _ in range(2):
+        with clock("a"):
+            time.sleep(0.01)
+    try:
+        with clock("b"):
+            time.sleep(0.01)
+            raise KeyError
+    except KeyError:
+        pass
+    assert 0.02 <= clock.seconds["a"] <= clock.total() - clock.seconds["b"]
+    assert clock.seconds["b"] >= 0.01
+
+
+def test_flops_of_a_model_by_hand():
+    model = tiny_model("llama")  # hidden 32, intermediate 48, 2 layers, 4 heads of 8, vocabulary 97
+    body = 2 * (4 * 32 * 32 + 3 * 32 * 48)
+    head = 32 * 97
+    work = Arithmetic(model)
+    assert work.flops(forwarded=1, sampled=0, trained=0, headed=0) == 2 * body
+    assert work.flops(forwarded=5, sampled=3, trained=7, headed=2) == 2 * (body * (5 + 21) + head * (3 + 6))
+
+
+def test_rate_and_memory_are_of_this_machine():
+    slow, quick = (matmul_rate(torch.device("cpu"), dtype) for dtype in (torch.float64, torch.float32))
+    assert slow > 1e8
+    assert 1e8 < quick < 1e14
+    before = peak_memory_mb(torch.device("cpu"))
+    held = torch.ones(40, 2**20)  # 160 MiB
+    assert peak_memory_mb(torch.device("cpu")) - before > 0.5 * held.numel() * 4 / 2**20 or before > 1000
