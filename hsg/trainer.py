@@ -214,9 +214,9 @@ class Trainer:
             headed=spent.head_positions,
         )
         return {
-            "speed/sampled_tokens_per_second": (sampled / seconds, 0.0),
-            "speed/trained_tokens_per_second": (spent.trained_tokens / seconds, 0.0),
-            "speed/matmul_share": (flops / seconds / self._matmul_rate, 1.0),
+            "time/sampled_tokens_per_second": (sampled / seconds, 0.0),
+            "time/trained_tokens_per_second": (spent.trained_tokens / seconds, 0.0),
+            "time/matmul_share": (flops / seconds / self._matmul_rate, 1.0),
         }
 
     def _begin(self, iteration: int) -> list[Episode]:

@@ -396,7 +396,7 @@ def test_same_seed_same_run(make: Make, tmp_path: Path) -> None:
     assert one == run_files(make, tmp_path, "b", rollout={"env_threads": 2})
     assert one != run_files(make, tmp_path, "c", seed=1)
     metrics = [
-        [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
+        [{k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "memory/"))}
          for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in "ab"
     ]  # fmt: skip
@@ -507,7 +507,7 @@ def test_two_ranks_equal_one(guesser_folder: Path, tmp_path: Path) -> None:
         for a, b in zip(one, two, strict=True):
             assert close_to(a, b), (path, a, b)
     # Positions depend on who shares a batch; time is time.
-    one, two = ([{k: v for k, v in m.items() if not k.startswith("time/") and not k.endswith("_positions")} for m in run]
+    one, two = ([{k: v for k, v in m.items() if not k.startswith(("time/", "memory/")) and not k.endswith("_positions")} for m in run]
                 for run in read("metrics.jsonl"))  # fmt: skip
     for a, b in zip(one, two, strict=True):
         assert a.keys() == b.keys()
