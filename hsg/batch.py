@@ -130,16 +130,21 @@ def num_shared(a: Row, b: Row) -> int:
     return int(same.long().cumprod(0).sum())
 
 
-def num_unique_tokens(rows: Sequence[Row]) -> int:
-    """Tokens of rows when each distinct prompt counts once and every later token once per row."""
-    prompts: set[tuple[int, ...]] = set()
-    later = 0
+def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
+    """Tokens of rows when each prompt of a rollout group counts once, each task's strategy prompt once, and every later
+    token once per row. `group_shape`: (N, M).
+    """
+    num_strategies, num_rollouts = group_shape
+    size = {STRATEGY: num_strategies * num_rollouts, ACTION: num_rollouts}
+    prompts: set[tuple[object, ...]] = set()
+    unique = 0
     for row in rows:
         sampled = row.tokens.response_mask.nonzero()
         begin = int(sampled[0]) + 1 if len(sampled) else len(row)
-        prompts.add(tuple(row.tokens.input_ids[:begin].tolist()))
-        later += len(row) - begin
-    return sum(map(len, prompts)) + later
+        prompt = (row.level, row.trajectory // size[row.level], *row.tokens.input_ids[:begin].tolist())
+        unique += len(row) - (begin if prompt in prompts else 0)
+        prompts.add(prompt)
+    return unique
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:

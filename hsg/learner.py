@@ -81,7 +81,7 @@ class Learner:
         self._gap_values = None
         self.model.train()
         for epoch in range(config.epochs):
-            self.costs.update_unique_tokens += num_unique_tokens(self._live(rows))
+            self.costs.update_unique_tokens += num_unique_tokens(self._live(rows), self.config.group_shape)
             generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
             for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)

@@ -219,7 +219,9 @@ def test_counters_are_what_the_model_and_its_head_really_got():
     assert one.costs.update_positions == sum(forwarded) == len(prefixes)
     assert one.costs.head_positions == sum(headed) == one.costs.trained_tokens
     assert one.costs.trained_tokens == sum(r.tokens.num_sampled for r in live)
-    assert one.costs.update_positions <= one.costs.update_unique_tokens == num_unique_tokens(live)
+    assert (
+        one.costs.update_positions <= one.costs.update_unique_tokens == num_unique_tokens(live, one.config.group_shape)
+    )
     assert values["update/grad_norm"] > 0
 
 
@@ -237,19 +239,18 @@ def test_microbatches_keep_every_row_and_their_limit(mode, limit):
         assert len(parts) < len(list(microbatches(rows, limit, packing="plain")))
 
 
-def test_unique_tokens_count_a_prompt_once():
-    def row(ids, prompt):
+def test_unique_tokens_count_a_prompt_once_per_group():
+    def row(ids, prompt, trajectory, level=ACTION):
         mask = torch.arange(len(ids) - 1) >= prompt - 1
-        return Row(
-            Tokens(torch.tensor(ids), mask, torch.zeros(len(mask)), torch.ones(len(mask))),
-            torch.ones(len(mask)),
-            ACTION,
-            0,
-        )
+        tokens = Tokens(torch.tensor(ids), mask, torch.zeros(len(mask)), torch.ones(len(mask)))
+        return Row(tokens, torch.ones(len(mask)), level, trajectory)
 
-    assert (
-        num_unique_tokens([row([1, 2, 3, 4, 5], 3), row([1, 2, 3, 4, 5, 6], 3), row([1, 2, 9], 2)]) == 3 + 2 + 3 + 2 + 1
-    )
+    group = [row([1, 2, 3, 4, 5], 3, 0), row([1, 2, 3, 4, 5, 6], 3, 1)]
+    assert num_unique_tokens(group, (2, 2)) == 3 + 2 + 3
+    assert num_unique_tokens([*group, row([1, 2, 3, 9], 3, 2)], (2, 2)) == 3 + 2 + 3 + (3 + 1)  # the next group
+    assert num_unique_tokens([*group, row([1, 2, 3, 9], 3, 3)], (1, 4)) == 3 + 2 + 3 + 1
+    strategies = [row([1, 2, 8], 2, 0, STRATEGY), row([1, 2, 7], 2, 2, STRATEGY), row([1, 2, 7], 2, 4, STRATEGY)]
+    assert num_unique_tokens(strategies, (2, 2)) == 2 + 1 + 1 + (2 + 1)
 
 
 def test_models_whose_attention_takes_no_layout_are_refused():
