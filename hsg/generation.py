@@ -29,7 +29,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from hsg.models import autocast, masked_attention
+from hsg.attention import masked_attention
+from hsg.models import autocast
 
 
 def derive_seed(*parts: object) -> int:

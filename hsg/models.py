@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hsg.attention import masked_attention
 from hsg.config import ModelConfig
 from hsg.packing import Layout, make_layout, packed_attention, packed_hidden
 from hsg.types import Batch
@@ -205,20 +206,6 @@ def autocast(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     device = next(model.parameters()).device.type
     return torch.autocast(device, dtype=dtype, cache_enabled=torch.is_grad_enabled())
-
-
-@contextlib.contextmanager
-def masked_attention(model: Any) -> Iterator[None]:
-    """Attention that obeys a mask of its own, (B, 1, q, T): flash-attention knows padding only, so sdpa stands in."""
-    name = model.config._attn_implementation
-    if not str(name).startswith("flash"):
-        yield
-        return
-    model.config._attn_implementation = "sdpa"
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = name
 
 
 def head_logits(model: Any, hidden: Tensor) -> Tensor:
