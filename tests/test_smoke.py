@@ -63,3 +63,14 @@ def test_first_update_has_ratio_one_everywhere(folder: Path) -> None:
     metrics = by_hand.lines(folder / "metrics.jsonl")[0]
     assert metrics["update/log_ratio_max"] < 1e-4
     assert metrics["update/ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_no_token_is_forwarded_in_vain(folder: Path) -> None:
+    """Sampled lengths differ here, so that some padding of the rollout is allowed; the update has none."""
+    for metrics in by_hand.lines(folder / "metrics.jsonl"):
+        assert metrics["cost/rollout_positions"] <= 1.25 * metrics["cost/unique_tokens"]
+        assert metrics["cost/update_positions"] <= 1.15 * metrics["cost/update_unique_tokens"]
+        assert metrics["cost/head_positions"] <= 1.05 * metrics["cost/trained_tokens"]
+        assert metrics["cost/judge_positions"] > 0
+        assert metrics["rollout/logprob_gap_max"] < 1e-4
+        assert 0 < metrics["time/matmul_share"] < 1.5
