@@ -32,6 +32,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from hsg.attention import masked_attention
 from hsg.models import autocast
 
+PADDING = 40
+"""Filler positions that one forward call may hold: about what another call costs with a small model."""
+
 
 def derive_seed(*parts: object) -> int:
     """A 63-bit seed from anything printable; equal parts give equal seeds on every machine and rank."""
@@ -338,8 +341,7 @@ def _similar(rows: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
     parts: list[list[int]] = []
     padding = 0
     for i in order:
-        # A forward call has a price of its own, about as much as forwarding 64 positions of a small model.
-        if parts and padding + (grown := (widths[i] - widths[parts[-1][-1]]) * len(parts[-1])) <= 64:
+        if parts and padding + (grown := (widths[i] - widths[parts[-1][-1]]) * len(parts[-1])) <= PADDING:
             padding += grown
             parts[-1].append(i)
         else:

@@ -6,7 +6,8 @@
 
 Both by Trainer.iterate, in turns, on the scripted workload; the first iteration is warm-up.  CPU seconds.
 
-Deliberately absent: environments that take time (StraTA's second stream would hide it), evaluation, checkpoints.
+One stream, since the scripted environment answers at once: a second one would only halve StraTA's batch (GRPO's single
+group is never split).  Deliberately absent: environments that take time, evaluation, checkpoints.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _trainer(algorithm: str, script: Sequence[Sequence[w.Row]], spec: w.Spec) ->
         "train": {"iterations": len(script)},
         "strategy": {"max_tokens": STRATEGY_TOKENS},
         "judge": {"max_tokens": JUDGMENT_TOKENS},
-        "rollout": {"max_action_tokens": spec.A, "max_turns": 10**6, "env_threads": 1},
+        "rollout": {"max_action_tokens": spec.A, "max_turns": 10**6, "env_threads": 1, "streams": 1},
     }
     if algorithm == "grpo":  # the bundle of the flat method says what it has no strategies and no judge for
         del options["strategy"], options["judge"]
