@@ -91,9 +91,7 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
-    logprobs: Literal["auto", "sampled", "recomputed"] = (
-        "auto"  # where old log-probs come from (Learner.settle_logprobs)
-    )
+    logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
     max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
     def __post_init__(self) -> None:
@@ -184,9 +182,7 @@ class UpdateConfig:
     minibatch_trajectories: int | None = None  # trajectories per optimizer step; None: all
     minibatch_turns: int | None = None  # turns per optimizer step (window context)
     microbatch_tokens: int = 8192  # token positions forwarded at once
-    packing: Literal["prefix", "plain", "off"] = (
-        "prefix"  # what rows share is forwarded once | no padding | padded rows
-    )
+    packing: Literal["prefix", "plain", "off"] = "prefix"  # what rows share forwarded once | no padding | padded
 
     def __post_init__(self) -> None:
         for name in ("epochs", "microbatch_tokens"):

@@ -106,8 +106,8 @@ class Learner:
         config = self.config.loss
         options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
         device = self.distributed.device
-        counted = [collate(part).to(device) for part in self._split(rows)]
-        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in counted]
+        batches = map(collate, self._split(rows))
+        counts = [count_denominators(b.response_mask, levels=b.levels, **options).to(device) for b in batches]
         num_levels = 2 if config.level_reduction == "separate" else 1
         mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
         denominators = self.distributed.sum(mine.clone())
@@ -208,7 +208,7 @@ class Learner:
         layout, positions = None, batch.input_ids.numel()
         if self.config.update.packing != "off":
             # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
-            lengths = [int(row.tokens.response_mask.nonzero()[-1]) + 1 for row in rows]
+            lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
             layout = make_layout(batch.input_ids, lengths, share=self.config.update.packing == "prefix")
             positions = len(layout)
         if torch.is_grad_enabled():
@@ -290,6 +290,10 @@ class Learner:
 
 
 def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
-    """(tokens,) float32 on the CPU: how far two log-probs of each sampled token are apart; not finite is another's duty."""
-    gap = (logprobs.detach().float() - others.float())[mask].abs().cpu()
-    return gap[gap.isfinite()]
+    """(tokens,) float32 on the CPU: how far the others' log-probs of sampled tokens are from the training forward's.
+
+    Where the forward is not finite, skipping the step is the answer; where only the others are, the gap is infinite.
+    """
+    logprobs = logprobs.detach().float()
+    gap = (logprobs - others.float())[mask & logprobs.isfinite()].abs()
+    return gap.nan_to_num(nan=math.inf, posinf=math.inf).cpu()

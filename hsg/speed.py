@@ -55,7 +55,8 @@ class Arithmetic:
 
     def __init__(self, model: Any) -> None:
         head = model.get_output_embeddings().weight
-        skipped = {id(head), id(model.get_input_embeddings().weight)}
+        # Tables of vectors, of tokens as of positions, are looked up and not multiplied.
+        skipped = {id(head)} | {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
         self._head = head.numel()
         self._body = sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in skipped)
 

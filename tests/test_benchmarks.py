@@ -5,14 +5,17 @@ import math
 
 import pytest
 import torch
+from tiny import tiny_model
 
 from experiments.benchmarks import ours, overhead
 from experiments.benchmarks import workload as w
 from experiments.benchmarks.build_model import build, tool_calls
 from experiments.benchmarks.compare import Comparison, Size, growth, table
+from experiments.benchmarks.meter import Meter
 from experiments.benchmarks.scripted import ToolChat, scripted
 from hsg import episode, generation
 from hsg import trainer as hsg_trainer
+from hsg.packing import make_layout, packed_attention, packed_hidden
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -97,6 +100,16 @@ def test_counts_by_hand():
     assert counts["action_tokens"] == 6
     assert counts["trl_rollout_positions"] == 2 * (3 + 1) + (6 + 1)
     assert counts["trl_train_positions"] == 2 * 8
+
+
+def test_pairs_of_packed_rows_are_those_of_their_paths():
+    model = tiny_model("qwen2")
+    meter = Meter(model)
+    layout = make_layout(torch.tensor([[1, 2, 3, 4], [1, 2, 5, 0]]), [4, 3])
+    with packed_attention(model):
+        meter.of("train", lambda: packed_hidden(model, layout))()
+    assert meter.spent["train_positions"] == 5
+    assert meter.spent["train_pairs"] == (1 + 2 + 3 + 4) + 3  # the 5 sees 1, 2 and itself
 
 
 def a_run(cpu, digest="d", norm=1.0, positions=30):

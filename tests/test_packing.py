@@ -295,6 +295,34 @@ def test_recomputed_logprobs_are_the_training_forwards_and_sampled_ones_stay():
     assert values["update/log_ratio_max"] < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["off", "prefix"])
+def test_rows_without_a_sampled_token_change_nothing(mode):
+    """With a KL every row is forwarded, those too."""
+    empty = [
+        Row(Tokens(torch.arange(3, 3 + n), torch.zeros(n - 1) > 0, torch.zeros(n - 1), torch.ones(n - 1)),
+            torch.zeros(n - 1), ACTION, 90 + n)
+        for n in (1, 3)
+    ]  # fmt: skip
+    found = []
+    for rows in (training_rows(), training_rows() + empty):
+        one = learner(tiny_model("qwen2", dtype=torch.float32), packing=mode)
+        one.config = replace(one.config, loss=replace(one.config.loss, kl_coef=0.1))
+        one.reference = tiny_model("qwen2", seed=1, dtype=torch.float32)
+        one.optimizer_step(one._with_reference(rows), {})
+        found.append([p.grad.clone() for p in one.model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["sampled", "recomputed"])
+def test_a_sampler_of_nothing_finite_stops_the_run(mode):
+    one = with_rollout(learner(tiny_model("qwen2", dtype=torch.float32)), logprobs=mode)
+    rows = training_rows()
+    broken = [replace(row.tokens, logprobs=row.tokens.logprobs * torch.nan) for row in rows]
+    with pytest.raises(RuntimeError, match="must agree within rollout.max_logprob_gap .* got inf"):
+        one.update([replace(r, tokens=t) for r, t in zip(rows, one.settle_logprobs(broken), strict=True)], 0)
+
+
 def test_where_old_logprobs_come_from():
     tokens = [r.tokens for r in training_rows()]
 

@@ -34,6 +34,11 @@ def test_flops_of_a_model_by_hand():
     assert work.flops(forwarded=5, sampled=3, trained=7, headed=2) == 2 * (body * (5 + 21) + head * (3 + 6))
 
 
+def test_positions_are_looked_up_and_cost_no_product():
+    body = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128)  # per layer: queries, keys, values; output; 4 x 32 wide and back
+    assert Arithmetic(tiny_model("gpt2")).flops(forwarded=1, sampled=0, trained=0, headed=0) == 2 * body
+
+
 def test_rate_and_memory_are_of_this_machine():
     slow, quick = (matmul_rate(torch.device("cpu"), dtype) for dtype in (torch.float64, torch.float32))
     assert slow > 1e8

@@ -29,7 +29,11 @@ class Meter:
         ids, mask = given["input_ids"] if "input_ids" in given else args[0], given.get("attention_mask")
         query = ids.shape[-1]
         self._counts[0] += ids.numel()
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+        if (layout := given.get("layout")) is not None:  # packed rows: the mask says nothing
+            for call in layout.calls:
+                asked, seen = (stop - start for start, stop in (call.queries, call.keys))
+                self._counts[1] += asked * (asked + 1) // 2 if call.causal else asked * seen
+        elif isinstance(mask, torch.Tensor) and mask.dim() == 4:
             self._counts[1] += ids.numel() * mask.shape[-1]  # a kernel with a mask computes every pair of it
         else:
             self._counts[1] += ids.numel() * (query + 1) // 2
