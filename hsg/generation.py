@@ -31,6 +31,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from hsg.attention import masked_attention
 from hsg.models import autocast
+from hsg.packing import common_prefix
 
 PADDING = 40
 """Filler positions that one forward call may hold: about what another call costs with a small model."""
@@ -243,10 +244,7 @@ class Decoder:
                 groups: list[tuple[list[int], int]]
                 if level == "label":
                     first, last = min(self.rows[r] for r in members), max(self.rows[r] for r in members)
-                    common = next(
-                        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
-                        min(len(first), len(last)),
-                    )
+                    common = common_prefix(first, last)
                     groups = [(members, min(common, len(first) - 1, len(last) - 1))]
                 else:
                     same: dict[tuple[int, ...], list[int]] = {}

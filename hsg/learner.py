@@ -32,7 +32,10 @@ from hsg.types import ACTION, Batch, Tokens
 
 @dataclass
 class UpdateCosts:
-    """Token positions of one iteration's update, all passes together, padding included."""
+    """Token positions of one iteration's update, all passes together, padding included.
+
+    What gradient checkpointing forwards a second time is not counted.
+    """
 
     update_positions: int = 0
     update_unique_tokens: int = 0  # what an update that forwards each prompt once needs, last tokens included

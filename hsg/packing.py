@@ -23,6 +23,7 @@ the packed length), models with state other than attention (`models.check_packin
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -197,8 +198,6 @@ def _attention(
     if _use_varlen(query):
         out = _varlen_attention(query, key, value, layout, scale, window)
     elif window is None and _use_joined(query, value):
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
         out = _JoinedAttention.apply(query, key, value, layout.calls, scale)
     else:
         out = _path_attention(query, key, value, layout, scale, window)
@@ -215,18 +214,27 @@ AttentionInterface.register(NAME, _attention)
 
 def _use_varlen(query: Tensor) -> bool:
     """Whether flash-attention can do it: one call for all rows, whose queries are the last ones of their keys."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    return query.device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
+    return query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16) and _has_flash()
+
+
+@functools.cache
+def _has_flash() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
 
 
 # ----------------------------------------------------------------------------------- pieces joined by their log-sum-exps
 
 
 class _JoinedAttention(torch.autograd.Function):
-    """The calls of a layout with PyTorch's flash kernel for CPUs. query, key, value (1, H, n, D) -> (1, H, n, D)."""
+    """The calls of a layout with PyTorch's flash kernel for CPUs.
+
+    query (1, H, n, D), key and value (1, H', n, D), H a multiple of H' -> (1, H, n, D).
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[Call], scale: float) -> Tensor:
+        kept = key, value  # for the backward pass: before they are repeated
+        key, value = (_repeat(x, query.shape[1]) for x in kept)
         out = torch.empty(query.shape, dtype=query.dtype)
         logsumexp = torch.empty(0)
         for call in calls:  # every query is in one causal call, and those come first
@@ -242,16 +250,17 @@ class _JoinedAttention(torch.autograd.Function):
                 continue
             before = logsumexp[:, :, asked]
             total = torch.logaddexp(before, piece_lse)
-            kept, added = (before - total).exp()[..., None], (piece_lse - total).exp()[..., None]
-            out[:, :, asked] = out[:, :, asked] * kept + piece * added
+            old, new = (before - total).exp()[..., None], (piece_lse - total).exp()[..., None]
+            out[:, :, asked] = out[:, :, asked] * old + piece * new
             logsumexp[:, :, asked] = total
-        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.save_for_backward(query, *kept, out, logsumexp)
         ctx.calls, ctx.scale = calls, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
-        query, key, value, out, logsumexp = ctx.saved_tensors
+        query, *kept, out, logsumexp = ctx.saved_tensors
+        key, value = (_repeat(x, query.shape[1]) for x in kept)
         grads = [torch.zeros_like(x) for x in (query, key, value)]
         for call in ctx.calls:
             asked, seen = slice(*call.queries), slice(*call.keys)
@@ -261,7 +270,14 @@ class _JoinedAttention(torch.autograd.Function):
             )  # fmt: skip
             for total, where, piece in zip(grads, (asked, seen, seen), pieces, strict=True):
                 total[:, :, where] += piece
-        return grads[0], grads[1], grads[2], None, None
+        # Heads that share a key add up its gradient.
+        shared = [g.unflatten(1, (x.shape[1], -1)).sum(2) for g, x in zip(grads[1:], kept, strict=True)]
+        return grads[0], shared[0], shared[1], None, None
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    """(1, H', n, D) -> (1, heads, n, D): each head for all the queries that share it."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 # --------------------------------------------------------------------------------------- rows by themselves, on any device

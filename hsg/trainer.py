@@ -205,7 +205,9 @@ class Trainer:
 
     def _speed(self, costs: RolloutCosts, spent: UpdateCosts, seconds: float) -> mx.Sums:
         """Tokens per second, and the share of the matrix products that this machine could have done in the time."""
-        drawn = list(vars(costs).values())
+        drawn = [costs.strategy, costs.rollout]
+        if self.judge is not None and self.judge.model is self.model:  # another model's work is not this one's
+            drawn.append(costs.judge)
         sampled = sum(cost.sampled for cost in drawn)
         flops = self._arithmetic.flops(
             forwarded=sum(cost.positions for cost in drawn) + spent.score_positions,
