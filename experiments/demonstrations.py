@@ -101,7 +101,10 @@ def collect(config: Config, task_set: TaskSet) -> tuple[list[Played], str]:
     tasks = choose_tasks(task_set.tasks(config.environment.train_split), settings.num_tasks, settings.seed)
     played = play_demonstrations(config, task_set, tasks)
     if not played:
-        raise ValueError(f"environment.name must have demonstrations for a warm start, got {name!r}; set model.path")
+        raise ValueError(
+            f"environment.name must have demonstrations for a warm start, got {name!r}; "
+            "give its task set expert_actions (hsg/protocol.py) or set model.path to a trained model"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps([dataclasses.asdict(p) for p in played]), encoding="utf-8")
