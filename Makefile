@@ -7,7 +7,7 @@ STAMP   := $(VENV)/.installed
 # Torch threads.  The nano model gains little from a second one, and on cores that the environments keep busy two threads
 # that wait for each other were more than 40 times slower than one.  Larger models: THREADS=<idle cores>.
 THREADS ?= 1
-LAUNCH   = $(BIN)/accelerate launch --config_file experiments/accelerate/cpu.yaml --num_cpu_threads_per_process $(THREADS)
+LAUNCH   = $(BIN)/accelerate launch --quiet --config_file experiments/accelerate/cpu.yaml --num_cpu_threads_per_process $(THREADS)
 
 # The quickstart of each environment.  A new environment adds its line here.
 ENV     ?= sciworld

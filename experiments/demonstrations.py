@@ -22,11 +22,11 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ from hsg.config import Config
 from hsg.prompts import Prompts, action_response, judgment_response, strategy_response
 from hsg.protocol import Demonstration, EnvironmentFault, Task, TaskSet
 
+Result = TypeVar("Result")
 FORMS = ("strategy", "action", "plain", "judgment")
 CONTEXT = -1  # `Row.forms` of a token that is not taught
 ALONE_SHARE = 0.25  # of the judgments are asked outside the conversation too (in window context all are)
@@ -100,7 +101,10 @@ def collect(config: Config, task_set: TaskSet) -> tuple[list[Played], str]:
     tasks = choose_tasks(task_set.tasks(config.environment.train_split), settings.num_tasks, settings.seed)
     played = play_demonstrations(config, task_set, tasks)
     if not played:
-        raise ValueError(f"environment.name must have demonstrations for a warm start, got {name!r}; set model.path")
+        raise ValueError(
+            f"environment.name must have demonstrations for a warm start, got {name!r}; "
+            "give its task set expert_actions (hsg/protocol.py) or set model.path to a trained model"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps([dataclasses.asdict(p) for p in played]), encoding="utf-8")
@@ -125,20 +129,29 @@ def choose_tasks(tasks: Sequence[Task], num_tasks: int, seed: int) -> list[Task]
 
 
 def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]) -> list[Played]:
-    """Every demonstration of the tasks, played in threads; those that the environment broke are left out."""
+    """Every demonstration of the tasks, played in threads; those that the environment broke twice are left out.
+
+    RuntimeError where it broke them all: then it is the engine that does not work.
+    """
     max_turns = config.warmstart.max_turns or config.rollout.max_turns
     seed, listed = config.warmstart.seed, config.rollout.admissible_actions
 
+    faults: list[EnvironmentFault] = []
+
+    def attempt(make: Callable[[], Result]) -> Result | None:
+        for _ in range(2):  # an engine that died is replaced, and what is cached must not depend on such luck
+            try:
+                return make()
+            except EnvironmentFault as fault:
+                faults.append(fault)
+        return None
+
     def shown_of(task: Task) -> list[Demonstration]:
-        try:
-            return task_set.demonstrations(task, seed)
-        except EnvironmentFault:
-            return []
+        return attempt(lambda: task_set.demonstrations(task, seed)) or []
 
     def play_one(task: Task, shown: Demonstration, generic: bool) -> Played | None:
-        try:
-            played = play(task_set, task, shown, seed, max_turns, listed)
-        except EnvironmentFault:
+        played = attempt(lambda: play(task_set, task, shown, seed, max_turns, listed))
+        if played is None:
             return None
         # An expert that no longer succeeds was broken by a turn put in: that turn did matter.
         cut = len(played.actions) == max_turns
@@ -159,6 +172,8 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
             for one in pool.map(lambda pair: play_one(pair[0], pair[1], True), pairs):
                 found += [one] if one is not None else []
                 bar.update()
+    if faults and not found:
+        raise RuntimeError(f"demonstrations must be played for a warm start, got none: {faults[-1]}") from faults[-1]
     return found
 
 

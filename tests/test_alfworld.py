@@ -122,6 +122,21 @@ def test_bad_options(options, message):
         environments.make("alfworld", **options)
 
 
+@pytest.mark.parametrize("text", ["not json", "[]"])
+def test_a_broken_game_file(text, tmp_path):
+    game = tmp_path / "train" / "pick_and_place_simple-Mug-None-Shelf-0" / "trial_T1" / "game.tw-pddl"
+    game.parent.mkdir(parents=True)
+    game.write_text(text)
+    with pytest.raises(ValueError, match=r"alfworld\.data must hold whole games, got a broken .*game\.tw-pddl"):
+        environments.make("alfworld", data=str(tmp_path)).tasks("train")
+
+
+def test_a_cache_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"alfworld\.cache_dir must be a folder that can be written, got .*file"):
+        environments.make("alfworld", data="generated", cache_dir=str(tmp_path / "file"))
+
+
 def test_every_room_can_be_used():
     assert len(rooms.SEEN_ROOMS) + len(rooms.UNSEEN_ROOMS) == 120
     assert not set(rooms.SEEN_ROOMS) & set(rooms.UNSEEN_ROOMS)

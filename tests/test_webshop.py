@@ -628,6 +628,22 @@ def test_bad_options(options, message, monkeypatch, cache):
     assert message in str(caught.value)
 
 
+def test_a_cache_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"webshop\.cache_dir must be a folder that can be written, got .*file"):
+        environments.make("webshop", data="generated", cache_dir=str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("products", ['[{"asin": "B1"}]', '["B1"]', '[{"asin": 1}]'])
+def test_products_of_another_form(products, tmp_path):
+    (tmp_path / "items_shuffle_1000.json").write_text(products)
+    (tmp_path / "items_ins_v2_1000.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"webshop\.data must hold WebShop's own products, got another form in items_shuf"
+    ):
+        environments.make("webshop", data=str(tmp_path))
+
+
 def test_folder_from_the_environment(monkeypatch, tmp_path):
     write_catalogue(tmp_path, *({"asin": f"B0{i}"} for i in range(3)))
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path))

@@ -89,7 +89,10 @@ def _is_played(path: Path) -> bool:
         tail = file.read()
     if b'"solvable": true' in tail:
         return True
-    return json.loads(path.read_text(encoding="utf-8")).get("solvable") is True
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("solvable") is True
+    except (ValueError, AttributeError):  # not JSON, not UTF-8, or no object
+        raise ValueError(f"alfworld.data must hold whole games, got a broken {str(path)!r}; {DOWNLOAD}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -239,8 +239,13 @@ def cached_games(cache: Path, num_train: int, kinds: Sequence[str], num_workers:
     key = hashlib.sha256(json.dumps([VERSION, num_train, list(kinds)]).encode()).hexdigest()[:12]
     folder = cache / f"generated-{num_train}-{key}"
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
+        except OSError as error:
+            raise ValueError(
+                f"alfworld.cache_dir must be a folder that can be written, got {str(cache)!r}: {error.strerror}"
+            ) from None
         few = max(len(kinds), num_train // 4)
         try:
             make_games(draft, {"train": num_train, "valid_seen": few, "valid_unseen": few}, kinds, 0, num_workers)

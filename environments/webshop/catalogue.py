@@ -129,10 +129,16 @@ def load_catalogue(folder: str | Path, size: Size = "small", cache_dir: str | Pa
     records: dict[str, bytes] = {}
     builder, prices = IndexBuilder(), random.Random(PRICE_SEED)
     for raw in tqdm(_stream(products), desc="load products", unit="", delay=2, mininterval=0.5, leave=False):
-        asin = raw["asin"]
-        if asin == "nan" or len(asin) > 10 or asin in records:
-            continue
-        product = _normalise(raw, json.loads(facts.get(asin, b"{}")), prices)
+        try:
+            asin = raw["asin"]
+            if asin == "nan" or len(asin) > 10 or asin in records:
+                continue
+            product = _normalise(raw, json.loads(facts.get(asin, b"{}")), prices)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"webshop.data must hold WebShop's own products, got another form in {products.name} "
+                f"({type(error).__name__}: {error}); download it again"
+            ) from error
         records[asin] = zlib.compress(json.dumps(vars(product)).encode(), 1)
         builder.add(product.search_text)
     if not records:

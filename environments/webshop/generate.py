@@ -141,8 +141,13 @@ def cached(cache: Path) -> Path:
     """The folder of the default catalogue, made now unless it is there; whoever comes second keeps the first one."""
     folder = cache / f"generated-{VERSION}"
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix="generated.", suffix=".tmp", dir=cache))
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix="generated.", suffix=".tmp", dir=cache))
+        except OSError as error:
+            raise ValueError(
+                f"webshop.cache_dir must be a folder that can be written, got {str(cache)!r}: {error.strerror}"
+            ) from None
         make_files(draft)
         try:
             os.rename(draft, folder)
