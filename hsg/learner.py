@@ -25,8 +25,8 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
 from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
-from hsg.models import check_packing, score
-from hsg.packing import make_layout, packed_attention
+from hsg.models import score
+from hsg.packing import check_packing, make_layout, packed_attention
 from hsg.types import ACTION, Batch, Tokens
 
 

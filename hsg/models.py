@@ -32,9 +32,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hsg.attention import masked_attention
 from hsg.config import ModelConfig
-from hsg.packing import Layout, make_layout, packed_attention, packed_hidden
+from hsg.packing import Layout, packed_hidden
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -256,34 +255,6 @@ def check_head(model: Any, *, key: str = "model.path") -> None:
     if got is None or got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype), 1e-2, 1e-2):
         name = type(model).__name__
         raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
-
-
-@torch.no_grad()
-def check_packing(model: Any, *, key: str = "update.packing") -> None:
-    """Raise ValueError unless packed rows give this model's hidden states of padded ones."""
-    device = next(model.parameters()).device
-    count = model.get_input_embeddings().num_embeddings
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 0], [9, 1, 2, 0, 0, 0]], device=device) % count
-    lengths = [6, 5, 3]
-    layout = make_layout(ids, lengths)
-    was_training = model.training
-    model.eval()
-    try:
-        with masked_attention(model):  # and without autocast: rounding must not hide a difference
-            expected = _hidden(model, ids)
-        with packed_attention(model):
-            got = packed_hidden(model, layout)[layout.index]
-        real = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
-        same = torch.allclose(got[real], expected[real], rtol=1e-3, atol=1e-3)
-        problem = "" if same else ": its hidden states come out different"
-    except Exception as error:  # a stranger's model: whatever it raises means the same
-        problem = f": {' '.join(str(error).split())[:160]}"
-    model.train(was_training)
-    if problem:
-        raise ValueError(
-            f"{key} must be off for a model whose attention does not go through the interface of transformers, "
-            f"got {type(model).__name__}{problem}; set {key}=off"
-        )
 
 
 def _hidden(model: Any, input_ids: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ gradients included, since a hidden state depends on what stands before it only.
 
 A model takes part through the attention interface of transformers: `packed_attention(model)` sets it for a forward and its
 backward pass, and `layout` travels to every layer as a keyword.  Deliberately absent: a dense block mask (quadratic in
-the packed length), models with state other than attention (`models.check_packing` refuses them), sharing of suffixes.
+the packed length), models with state other than attention (`check_packing` refuses them), sharing of suffixes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
+
+from hsg.attention import masked_attention
 
 NAME = "hsg_packed"
 
@@ -174,6 +176,34 @@ def packed_hidden(model: Any, layout: Layout) -> Tensor:
         layout=layout,
     )
     return out.last_hidden_state[0]
+
+
+@torch.no_grad()
+def check_packing(model: Any, *, key: str = "update.packing") -> None:
+    """Raise ValueError unless packed rows give this model's hidden states of padded ones."""
+    device = next(model.parameters()).device
+    count = model.get_input_embeddings().num_embeddings
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 0], [9, 1, 2, 0, 0, 0]], device=device) % count
+    lengths = [6, 5, 3]
+    layout = make_layout(ids, lengths)
+    was_training = model.training
+    model.eval()
+    try:
+        with masked_attention(model):  # and without autocast: rounding must not hide a difference
+            expected = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        with packed_attention(model):
+            got = packed_hidden(model, layout)[layout.index]
+        real = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
+        same = torch.allclose(got[real], expected[real], rtol=1e-3, atol=1e-3)
+        problem = "" if same else ": its hidden states come out different"
+    except Exception as error:  # a stranger's model: whatever it raises means the same
+        problem = f": {' '.join(str(error).split())[:160]}"
+    model.train(was_training)
+    if problem:
+        raise ValueError(
+            f"{key} must be off for a model whose attention does not go through the interface of transformers, "
+            f"got {type(model).__name__}{problem}; set {key}=off"
+        )
 
 
 def _attention(

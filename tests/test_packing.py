@@ -19,8 +19,8 @@ from hsg.config import Config, LossConfig, UpdateConfig
 from hsg.distributed import Distributed
 from hsg.learner import Learner
 from hsg.losses import AGGREGATIONS
-from hsg.models import check_packing, score
-from hsg.packing import make_layout, packed_attention, packed_hidden
+from hsg.models import score
+from hsg.packing import check_packing, make_layout, packed_attention, packed_hidden
 from hsg.types import ACTION, STRATEGY, Tokens
 
 
