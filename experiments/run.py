@@ -200,6 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (RuntimeError, OSError) as error:  # OSError: a full disk, say
         return _say(error, 1)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     return 0
 

@@ -159,6 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except RuntimeError as error:  # every engine died, say
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
     for name in ("total_seconds", "seconds", "epochs", "optimizer_steps", "tokens_per_second", "rows", "taught_tokens",
                  "validation_loss", "validation_loss_by_form"):  # fmt: skip
