@@ -181,7 +181,7 @@ class UpdateConfig:
     epochs: int = 1
     minibatch_trajectories: int | None = None  # trajectories per optimizer step; None: all
     minibatch_turns: int | None = None  # turns per optimizer step (window context)
-    microbatch_tokens: int = 8192  # token positions forwarded at once
+    microbatch_tokens: int = 4096  # token positions forwarded at once; memory rises with it
     packing: Literal["prefix", "plain", "off"] = "prefix"  # what rows share forwarded once | no padding | padded
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from hsg.trainer import Trainer
 
 OPTIONS: dict[str, Any] = {
     "num_tasks": 1,
+    "update": {"microbatch_tokens": 3072},
     "optimizer": {"lr": 1e-4, "max_grad_norm": 1.0},
     "advantage": {"std": "sample", "eps": 1e-4},
     "prompts": {"templates": {"action_first_plain": "{observation}", "action_next": "{observation}"}},
