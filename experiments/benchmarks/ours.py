@@ -26,7 +26,6 @@ from hsg.trainer import Trainer
 
 OPTIONS: dict[str, Any] = {
     "num_tasks": 1,
-    "update": {"microbatch_tokens": 3072},
     "optimizer": {"lr": 1e-4, "max_grad_norm": 1.0},
     "advantage": {"std": "sample", "eps": 1e-4},
     "prompts": {"templates": {"action_first_plain": "{observation}", "action_next": "{observation}"}},
@@ -43,7 +42,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     rollout = {"max_action_tokens": given.A, "max_turns": 10**6, "env_threads": 1}
-    options = {"algorithm": "grpo", "num_strategies": 1, "num_rollouts": given.G, "train": {"iterations": given.steps}}
+    update = {"microbatch_tokens": w.microbatch_tokens(given.turns)}
+    options = {
+        "algorithm": "grpo",
+        "update": update,
+        "num_strategies": 1,
+        "num_rollouts": given.G,
+        "train": {"iterations": given.steps},
+    }
     config = make_config({**OPTIONS, **options, "rollout": rollout})
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     script = [

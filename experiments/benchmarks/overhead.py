@@ -96,6 +96,7 @@ def _trainer(algorithm: str, script: Sequence[Sequence[w.Row]], spec: w.Spec) ->
         "num_rollouts": M,
         "prompts": {"templates": TEMPLATES},
         "train": {"iterations": len(script)},
+        "update": {"microbatch_tokens": w.microbatch_tokens(spec.turns)},
         "strategy": {"max_tokens": STRATEGY_TOKENS},
         "judge": {"max_tokens": JUDGMENT_TOKENS},
         "rollout": {"max_action_tokens": spec.A, "max_turns": 10**6, "env_threads": 1, "streams": 1},

@@ -157,6 +157,11 @@ def script_digest(segments: Segments) -> str:
     return digest(ids, [[sampled for part, sampled in row for _ in part] for row in segments])
 
 
+def microbatch_tokens(turns: int) -> int:
+    """What hsg forwards at once: about five rows, so that they share a prompt, in the memory that rows of that length need."""
+    return 400 * turns
+
+
 def unique_tokens(rows: Iterable[Sequence[int]]) -> int:
     """Nodes of the prefix tree of the rows."""
     return len({h for row in rows for h in _prefix_hashes(row)})
