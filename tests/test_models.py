@@ -315,12 +315,13 @@ def test_smollm2_answers_and_knows_english_and_can_be_saved(tmp_path):
 
 
 MEMORY = """
-import resource, sys, torch
+import sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from tiny import batch_of, tiny_model
 from hsg.models import score
 from hsg.packing import make_layout, packed_attention
+from hsg.speed import peak_memory_mb
 rows, V = int(sys.argv[1]), 150_000
 model = tiny_model("llama", vocab_size=V, dtype=torch.float32)
 ids = [[(i * 7 + t) % V for t in range(81)] for i in range(rows)]
@@ -329,7 +330,7 @@ layout = make_layout(batch.input_ids, [80] * rows)
 for repeat in range(2):  # gradients and buffers of the first pass are there in the second
     with packed_attention(model):
         score(model, batch, layout=layout, with_entropy=True)[0].sum().backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+print(peak_memory_mb(torch.device("cpu")))
 """
 
 
