@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hsg.credit import Credit
+from hsg.packing import common_prefix
 from hsg.types import ACTION, STRATEGY, Batch, Strategy, Tokens, Trajectory
 
 
@@ -102,32 +103,27 @@ def microbatches(rows: Sequence[Row], max_tokens: int, *, packing: str = "off") 
     packing off: rows of similar length, padding included. plain: rows end to end. prefix: rows that begin alike are
     neighbours, and what a row shares with the one before it counts once.
     """
+    ids: list[list[int]] = []
     if packing == "prefix":
-        ordered = sorted(rows, key=lambda row: row.tokens.input_ids.tolist())
+        ids = [row.tokens.input_ids.tolist() for row in rows]
+        order = sorted(range(len(rows)), key=ids.__getitem__)
     else:
-        ordered = sorted(rows, key=len, reverse=True)
-    part: list[Row] = []
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+    part: list[int] = []
     size = 0
-    for row in ordered:
+    for i in order:
         if packing == "off":
-            grown = len(part[0] if part else row) * (len(part) + 1)
+            grown = len(rows[part[0] if part else i]) * (len(part) + 1)
         else:
-            shared = num_shared(part[-1], row) if part and packing == "prefix" else 0
-            grown = size + len(row) - shared
+            shared = common_prefix(ids[part[-1]], ids[i]) if part and packing == "prefix" else 0
+            grown = size + len(rows[i]) - shared
         if part and grown > max_tokens:
-            yield part
-            part, grown = [], len(row)
-        part.append(row)
+            yield [rows[k] for k in part]
+            part, grown = [], len(rows[i])
+        part.append(i)
         size = grown
     if part:
-        yield part
-
-
-def num_shared(a: Row, b: Row) -> int:
-    """How many leading tokens two rows share."""
-    length = min(len(a), len(b))
-    same = a.tokens.input_ids[:length] == b.tokens.input_ids[:length]
-    return int(same.long().cumprod(0).sum())
+        yield [rows[k] for k in part]
 
 
 def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:

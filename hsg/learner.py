@@ -83,8 +83,8 @@ class Learner:
         values |= self._gap_values or {}
         self._gap_values = None
         self.model.train()
+        self.costs.update_unique_tokens += config.epochs * num_unique_tokens(self._live(rows), self.config.group_shape)
         for epoch in range(config.epochs):
-            self.costs.update_unique_tokens += num_unique_tokens(self._live(rows), self.config.group_shape)
             generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
             for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
@@ -109,7 +109,7 @@ class Learner:
         config = self.config.loss
         options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
         device = self.distributed.device
-        batches = map(collate, self._split(rows))
+        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
         counts = [count_denominators(b.response_mask, levels=b.levels, **options).to(device) for b in batches]
         num_levels = 2 if config.level_reduction == "separate" else 1
         mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)

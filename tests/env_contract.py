@@ -7,6 +7,8 @@ def test_contract():
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hsg.protocol import Environment, StepResult, TaskSet, check_environment
 
 
@@ -22,3 +24,11 @@ def assert_contract(task_set: TaskSet, *, num_tasks: int = 3) -> None:
         assert isinstance(environment.step("look"), StepResult)
     finally:
         environment.close()
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

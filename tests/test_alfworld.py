@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from env_contract import assert_contract
+from env_contract import assert_contract, running
 
 import environments
 from environments.alfworld import KINDS, games
@@ -474,13 +474,6 @@ def test_a_hung_worker_is_killed_and_a_bad_game_is_a_fault(generated, tmp_path):
     assert not running(pid)
     episode.close()
     task_set.close()
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow

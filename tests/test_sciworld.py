@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from env_contract import running
 
 import environments
 from environments.sciworld import GROUPS, TASKS, catalog, engine, gold
@@ -418,13 +419,6 @@ def test_engine_error_is_a_fault_and_a_hung_engine_is_killed(task_set, monkeypat
     for pid in task_set.engine_pids:
         os.kill(pid, signal.SIGCONT)
     episode.close()
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
