@@ -7,6 +7,9 @@ def test_contract():
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 from hsg.protocol import Environment, StepResult, TaskSet, check_environment
@@ -26,9 +29,22 @@ def assert_contract(task_set: TaskSet, *, num_tasks: int = 3) -> None:
         environment.close()
 
 
+def suspend(pid: int, *, seconds: float = 30.0) -> None:
+    """Stop a process and wait until each of its threads has stopped: SIGSTOP alone lets others run on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + seconds
+    while {_state(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")} != {"T"}:
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.01)
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
 def running(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except FileNotFoundError:
         return False

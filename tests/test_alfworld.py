@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from env_contract import assert_contract, running
+from env_contract import assert_contract, running, suspend
 
 import environments
 from environments.alfworld import KINDS, games
@@ -466,7 +466,7 @@ def test_a_hung_worker_is_killed_and_a_bad_game_is_a_fault(generated, tmp_path):
     episode = task_set.create(by_name[f"train/{good.parent.name}/{good.name}"], 0)
     episode.start()
     (pid,) = task_set.worker_pids  # the bad game did not cost the worker
-    os.kill(pid, signal.SIGSTOP)  # stopped, it cannot answer, however quick the machine
+    suspend(pid)  # stopped, it cannot answer, however quick the machine
     episode._step_seconds = 0.2
     with pytest.raises(EnvironmentFault, match="no answer in time"):
         episode.step("look")

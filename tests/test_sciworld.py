@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from env_contract import running
+from env_contract import running, suspend
 
 import environments
 from environments.sciworld import GROUPS, TASKS, catalog, engine, gold
@@ -411,7 +411,7 @@ def test_engine_error_is_a_fault_and_a_hung_engine_is_killed(task_set, monkeypat
     episode.start()
     pids = task_set.engine_pids
     for pid in pids:  # stopped, it cannot answer, however quick the machine
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
     monkeypatch.setattr("environments.sciworld.episode.STEP_SECONDS", 0.2)
     with pytest.raises(EnvironmentFault, match="no answer in time"):
         episode.step("look around")
