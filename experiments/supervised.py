@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from experiments.demonstrations import CONTEXT, FORMS, Row, progress
-from hsg.config import WarmstartConfig
 from hsg.models import score
 from hsg.types import ACTION, Batch
+from hsg.warmstart_config import WarmstartConfig
 
 HELD_OUT = 10  # one task in so many is for validation
 CONSTANT = 0.6  # share of the budget before the learning rate falls

@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 import yaml
 
-from hsg.config import ALGORITHMS, Config, EnvironmentConfig, require
+from hsg.algorithms import ALGORITHMS
+from hsg.checks import require
+from hsg.config import Config, EnvironmentConfig
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:

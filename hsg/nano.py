@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from hsg.config import NanoConfig
+from hsg.warmstart_config import NanoConfig
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 HEADERS = (f"{START}user\n", f"{START}assistant\n")

@@ -21,8 +21,8 @@ def guesser_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder, warm-started in a few seconds: it answers in tags and guesses at random."""
     from fakes import HINTS, NUMBERS, teach_guessing
 
-    from hsg.config import NanoConfig
     from hsg.nano import build_nano
+    from hsg.warmstart_config import NanoConfig
 
     texts = [f"Guess. It is {hint}." for hint in HINTS] + ["Too low, go on.", "No.", "Right.", "Actions: 0, 1, 2"]
     texts += [f"try {n}\n<strategy>?\n{n} <action>?<judgment>?" for n in NUMBERS]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hsg.config import ALGORITHMS, Config
+from hsg.algorithms import ALGORITHMS
+from hsg.config import Config
 from hsg.configfile import dump_config, load_config, make_config, to_dict
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tiny import NANO, TEXTS, nano_folder
 
-from hsg.config import ModelConfig, NanoConfig
+from hsg.config import ModelConfig
 from hsg.models import load_policy, load_tokenizer
 from hsg.nano import TAGS, build_nano, build_tokenizer
+from hsg.warmstart_config import NanoConfig
 
 MESSAGES = [
     {"role": "user", "content": "Find the key.\n1 <action>?"},
