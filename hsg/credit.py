@@ -143,8 +143,7 @@ def _with_bonuses(turns: Turns, bonuses: Sequence[Tensor], weight: float) -> Tur
     Their mean goes into the outcome that a baseline sees, or a group of failures would be dead all the same (ours).
     """
     added = torch.zeros_like(turns.rewards)
-    flat = added.view(-1, added.shape[-1])
-    for row, bonus in zip(flat, bonuses, strict=True):
+    for row, bonus in zip(added.flatten(0, -2), bonuses, strict=True):  # a view: `added` is contiguous
         row[: len(bonus)] = weight * bonus
     added = torch.where(turns.turn_mask & (turns.outcomes == 0).unsqueeze(-1), added, 0.0)
     mean = added.sum(-1) / turns.turn_mask.sum(-1).clamp(min=1)  # (P, N, M)
@@ -165,7 +164,7 @@ def _with_advantages(
     values = None
     if signals.values is not None:
         values = torch.zeros(turn_of.shape, dtype=torch.float64)
-        for row, value in zip(values.view(-1, values.shape[-1]), signals.values, strict=True):
+        for row, value in zip(values.flatten(0, -2), signals.values, strict=True):  # a view: `values` is contiguous
             row[: len(value)] = value
         if not by_token:
             values = _first_of_each_turn(values, turn_of, turns.turn_mask.shape[-1])

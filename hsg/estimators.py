@@ -91,7 +91,7 @@ def _group(turns: Turns, config: Any) -> Estimate:
 
 @estimator("rloo")
 def _rloo(turns: Turns, config: Any) -> Estimate:
-    """RLOO, eq. 8: the baseline of a rollout is the mean outcome of the others."""
+    """RLOO: the baseline of a rollout is the mean outcome of the others."""
     others = leave_one_out_mean(turns.outcomes, turns.valid).unsqueeze(-1)  # (..., M, 1)
     return _compared(turns, _where_mixed(turns, turns.returns - others), turns.returns)
 
@@ -112,7 +112,7 @@ def _reinforce(turns: Turns, config: Any) -> Estimate:
 
 @estimator("gigpo")
 def _gigpo(turns: Turns, config: Any) -> Estimate:
-    """GiGPO, eq. 10: the episode's advantage and, from the discounted return-to-go, that of the turn among its likes."""
+    """GiGPO: the episode's advantage and, from the discounted return-to-go, that of the turn among its likes."""
     options = config.advantage
     baseline = {"trajectory": "trajectory", "turn": "pooled"}[config.gigpo.episode_baseline]
     episode = _normalised(turns, baseline, options.std, options.eps)
@@ -190,20 +190,18 @@ def leave_one_out_mean(outcomes: Tensor, valid: Tensor) -> Tensor:
 def state_advantages(
     returns: Tensor, states: Tensor, turn_mask: Tensor, *, std: str = "population", eps: float = 1e-6
 ) -> Tensor:
-    """Each turn among all turns of its group that saw the same observation; GiGPO (arXiv 2505.10978), eq. 7 to 9.
+    """Each turn among all turns of its group that saw the same observation; GiGPO (arXiv 2505.10978).
 
     returns, states (int64 >= 0), turn_mask (..., M, K) -> (..., M, K) float64. Exactly 0 for a state seen once, or
     always with the same return. Two visits in one trajectory are two members, as in the authors' code.
     """
-    shape = returns.shape
-    result = torch.zeros(shape, dtype=torch.float64)
-    flat, held = result.view(-1, shape[-2] * shape[-1]), turn_mask.reshape(-1, shape[-2] * shape[-1])
-    values, seen = returns.reshape(flat.shape), states.reshape(flat.shape)
-    for group in range(len(flat)):
+    values, seen, held = (x[None].flatten(-2).flatten(0, -2) for x in (returns, states, turn_mask))  # (groups, M*K)
+    advantages = torch.zeros(values.shape, dtype=torch.float64)
+    for group in range(len(values)):
         for state in seen[group][held[group]].unique():
             members = held[group] & (seen[group] == state)
-            flat[group, members] = group_advantages(values[group, members], std=std, eps=eps)
-    return result
+            advantages[group, members] = group_advantages(values[group, members], std=std, eps=eps)
+    return advantages.reshape(returns.shape)
 
 
 def per_token(turns: Turns, turn_of: Tensor, values: Tensor | None = None) -> Turns:

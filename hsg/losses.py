@@ -127,7 +127,7 @@ def policy_loss(
 
 
 def entropy_advantages(advantages: Tensor, entropy: Tensor | None, bonus: float, cap: float) -> Tensor:
-    """EntropyAdv (arXiv 2506.14758), eq. 4: A + min(bonus * H, cap * |A|), H without gradient.
+    """EntropyAdv (arXiv 2506.14758): A + min(bonus * H, cap * |A|), H without gradient.
 
     advantages, entropy (B, T-1), entropy in nats at the sampled temperature -> (B, T-1); an advantage of 0 stays 0.
     """
