@@ -125,15 +125,15 @@ def farthest_points(vectors, num_selected, first):
 
 
 def returns_to_go(rewards, gamma):
-    """One trajectory, from the definition: sum over l >= k of gamma^(l-k) r_l."""
-    return [sum(gamma ** (l - k) * rewards[l] for l in range(k, len(rewards))) for k in range(len(rewards))]
+    """One trajectory, from the definition: sum over j >= k of gamma^(j-k) r_j."""
+    return [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
 
 
 def gae(rewards, values, gamma, lam):
-    """One trajectory, from the definition: sum over l of (gamma lam)^l delta_(k+l), no recursion."""
+    """One trajectory, from the definition: sum over j >= k of (gamma lam)^(j-k) delta_j, no recursion."""
     after = [*values[1:], 0.0]
     deltas = [rewards[k] + gamma * after[k] - values[k] for k in range(len(rewards))]
-    return [sum((gamma * lam) ** (l - k) * deltas[l] for l in range(k, len(deltas))) for k in range(len(deltas))]
+    return [sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(deltas))) for k in range(len(deltas))]
 
 
 def leave_one_out(outcomes, valid):

@@ -36,7 +36,6 @@ class MixedTaskSet(GuessTaskSet):
         return [replace(t, data={**t.data, "answer": 77}) if i < 4 else t for i, t in enumerate(found)]
 
 
-
 @pytest.mark.parametrize("algorithm", TRAINED)
 def test_every_method_trains(make: Make, tmp_path: Path, algorithm: str) -> None:  # noqa: F811
     """Two iterations from the name alone: finite numbers, whole structure, weights that moved."""
@@ -65,7 +64,13 @@ def test_every_method_trains(make: Make, tmp_path: Path, algorithm: str) -> None
 
 def test_dead_groups_are_replaced(make: Make, tmp_path: Path) -> None:  # noqa: F811
     """P and N*M stay, no task comes twice, what was dropped is counted, in turns and in tokens."""
-    given = {"algorithm": "dapo", "judge": QUIET, "num_tasks": 3, "train": {"iterations": 1}, "run": {"dir": str(tmp_path)}}
+    given = {
+        "algorithm": "dapo",
+        "judge": QUIET,
+        "num_tasks": 3,
+        "train": {"iterations": 1},
+        "run": {"dir": str(tmp_path)},
+    }
     plain = make(MixedTaskSet(), run_name="plain", **given, rollout={"max_refills": 0})
     assert plain.train() == 1
     trainer = make(MixedTaskSet(), run_name="r", **given)
@@ -90,7 +95,9 @@ def test_dead_groups_are_replaced(make: Make, tmp_path: Path) -> None:  # noqa: 
 
 
 def test_refills_work_under_strategies_too(make: Make, tmp_path: Path) -> None:  # noqa: F811
-    trainer = make(MixedTaskSet(), run_name="r", rollout={"max_refills": 2}, run={"dir": str(tmp_path)}, train={"iterations": 1})
+    trainer = make(
+        MixedTaskSet(), run_name="r", rollout={"max_refills": 2}, run={"dir": str(tmp_path)}, train={"iterations": 1}
+    )
     trainer.train()
     played = records(tmp_path / "r")
     for p in range(2):
@@ -118,15 +125,15 @@ def test_turn_cap_grows_by_stages(make: Make, tmp_path: Path) -> None:  # noqa: 
 # --------------------------------------------------------------------------------------------------------- entropy, RLAD
 
 
-def gradient(trainer: Trainer, rows: list[Any], monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def gradient(
+    trainer: Trainer, rows: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Of one optimizer step, and the advantages that the loss was given."""
     import hsg.learner
 
     seen: list[torch.Tensor] = []
     loss = hsg.learner.policy_loss
-    monkeypatch.setattr(
-        hsg.learner, "policy_loss", lambda *a, **k: seen.append(a[2].clone()) or loss(*a, **k)
-    )
+    monkeypatch.setattr(hsg.learner, "policy_loss", lambda *a, **k: seen.append(a[2].clone()) or loss(*a, **k))
     trainer.learner.optimizer_step(rows, {"update/skipped_dead": 0.0})
     monkeypatch.setattr(hsg.learner, "policy_loss", loss)
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]), seen

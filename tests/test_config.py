@@ -165,7 +165,12 @@ def test_wrong_type(override: str, message: str) -> None:
 def test_options_that_are_never_read_are_named() -> None:
     """Set away from the bundle, and of no use to this method; an option of the bundle itself is never named."""
     given = {"kappa": 0.3, "sigma": 2, "gigpo": {"omega": 2}, "judge": {"max_tokens": 5}}
-    assert unused_options(make_config({"algorithm": "grpo", **given})) == ["sigma", "kappa", "judge.max_tokens", "gigpo.omega"]
+    assert unused_options(make_config({"algorithm": "grpo", **given})) == [
+        "sigma",
+        "kappa",
+        "judge.max_tokens",
+        "gigpo.omega",
+    ]
     assert unused_options(make_config({"algorithm": "gigpo", **given})) == ["sigma", "kappa", "judge.max_tokens"]
     assert unused_options(make_config({**given, "judge": {"enabled": True}})) == ["gigpo.omega"]
     for algorithm in ALGORITHMS:

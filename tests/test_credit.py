@@ -244,7 +244,9 @@ def test_observations_of_other_tasks_do_not_count() -> None:
     one = [[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2, 2))]]
     two = [[make_trajectory(0.0, (2, 2)), make_trajectory(0.0, (2,))]]
     both = assign_credit(config, None, [one, two], [[[NOT_ASKED] * 2]] * 2)
-    assert torch.equal(both.turn_advantages[0], assign_credit(config, None, [one], [[[NOT_ASKED] * 2]]).turn_advantages[0])
+    assert torch.equal(
+        both.turn_advantages[0], assign_credit(config, None, [one], [[[NOT_ASKED] * 2]]).turn_advantages[0]
+    )
     assert not both.turn_advantages[1].any()
 
 
@@ -310,21 +312,34 @@ def test_units_of_one_token_are_turns(estimator: str, unit: str) -> None:
 def test_whitening_is_over_all_ranks() -> None:
     """A rank with the first task, one with the second and one with none come to what one rank with both has."""
     config = flat("reinforce++")
-    tasks = [[[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2,))]], [[make_trajectory(0.5, (2,)), make_trajectory(0.0, (2,))]]]
+    tasks = [
+        [[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2,))]],
+        [[make_trajectory(0.5, (2,)), make_trajectory(0.0, (2,))]],
+    ]
     judged = [[[NOT_ASKED] * 2]] * 2
     both = assign_credit(config, None, tasks, judged)
     said: list[Any] = []
     for part in (tasks[:1], tasks[1:], []):
         assign_credit(config, None, part, judged[: len(part)], gather=lambda mine: said.extend(mine) or mine)
-    alone = [assign_credit(config, None, part, judged[: len(part)], gather=lambda _: said) for part in (tasks[:1], tasks[1:], [])]
+    alone = [
+        assign_credit(config, None, part, judged[: len(part)], gather=lambda _: said)
+        for part in (tasks[:1], tasks[1:], [])
+    ]
     assert alone[0].turn_advantages[0, 0].tolist() == [pytest.approx(x) for x in both.turn_advantages[0, 0].tolist()]
     assert alone[1].turn_advantages[0, 0, :, 0].tolist() == pytest.approx(both.turn_advantages[1, 0, :, 0].tolist())
     assert alone[2].turn_advantages.shape == (0, 1, 2, 0)
 
 
 def test_rollout_that_was_not_shown_its_strategy_says_nothing_of_it() -> None:
-    group = [replace(make_trajectory(1.0, (2,)), strategy=None), make_trajectory(0.25, (2,)), make_trajectory(0.5, (2,))]
-    got = credit(make_config({"algorithm": "rlad", "num_strategies": 2, "num_rollouts": 3}), [group, [make_trajectory(0.0, (2,))] * 3])
+    group = [
+        replace(make_trajectory(1.0, (2,)), strategy=None),
+        make_trajectory(0.25, (2,)),
+        make_trajectory(0.5, (2,)),
+    ]
+    got = credit(
+        make_config({"algorithm": "rlad", "num_strategies": 2, "num_rollouts": 3}),
+        [group, [make_trajectory(0.0, (2,))] * 3],
+    )
     assert got.strategy_returns is not None
     assert got.strategy_returns.tolist() == [[0.375, 0.0]]
     assert got.turn_advantages[0, 0, :, 0].tolist() == pytest.approx(normal([1.0, 0.25, 0.5]), abs=1e-7)

@@ -18,9 +18,13 @@ def task(name: str) -> Task:
     return Task(name, "train")
 
 
-def play(places: list[tuple[int, str]], outcomes: list[tuple[float | None, ...]], *, strategies: bool = False) -> Played:
+def play(
+    places: list[tuple[int, str]], outcomes: list[tuple[float | None, ...]], *, strategies: bool = False
+) -> Played:
     """Groups of two rollouts of two turns; each judgment says which place and rollout it is of."""
-    trajectories = [make_trajectory(o, (2, 2), task=name) for (_, name), of in zip(places, outcomes, strict=True) for o in of]
+    trajectories = [
+        make_trajectory(o, (2, 2), task=name) for (_, name), of in zip(places, outcomes, strict=True) for o in of
+    ]
     judgments = [Judgment(f"{name} {m}") for _, name in places for m in range(2)]
     drawn = [Candidates((make_strategy(name),), (0,), 0.0, 0.0) for _, name in places] if strategies else None
     return Played([(p, task(name)) for p, name in places], drawn, trajectories, judgments)
