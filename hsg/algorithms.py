@@ -39,8 +39,25 @@ def _untrained(ask: str) -> dict[str, Any]:
     return {**FLAT, "prompts.templates": templates, "train.enabled": False, "evaluation.final": True}
 
 
+SGE = {
+    "strategy.per": "turn",
+    "judge.enabled": False,
+    "loss.level_reduction": "joint",
+    "advantage.turn_baseline": "trajectory",
+    "temperature.strategy": 1.2,
+    "temperature.action": 0.7,
+    "reflection.p_bad": 0.25,
+    "reflection.p_good": 0.1,
+}
+
+IMPLIED: dict[str, dict[str, Any]] = {
+    "turn": {"loss.level_reduction": "joint"},
+}
+"""What a value of strategy.per that is asked for brings along: strategies of turns are no level of their own."""
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "strata": {},
+    "sge": SGE,
     "grpo": FLAT,
     "dr_grpo": {**FLAT, "advantage.std": "none", "loss.aggregation": "seq-mean-token-sum-norm"},
     "dapo": {
@@ -81,21 +98,30 @@ def _has_strategies(c: Any) -> bool:
     return c.strategy.per != "none"
 
 
+def _per_episode(c: Any) -> bool:
+    return c.strategy.per == "episode"
+
+
+def _reflects(c: Any) -> bool:
+    return c.reflection.p_bad + c.reflection.p_good > 0
+
+
 def _estimates(*names: str) -> Callable[[Any], bool]:
     return lambda c: c.advantage.estimator in names
 
 
 USED_WHEN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
-        ("sigma", "delta", "selector", "strategy.max_tokens", "strategy.dropout", "temperature.strategy",
+        ("sigma", "delta", "selector", "strategy.max_tokens", "strategy.dropout", "model.encoder",
          "loss.strategy_weight", "evaluation.without_strategy"),
-        _has_strategies,
+        _per_episode,
     ),
-    "model.encoder": _has_strategies,
+    "temperature.strategy": _has_strategies,
+    **dict.fromkeys(("reflection.capacity", "reflection.scope"), _reflects),
     "kappa": lambda c: c.judge.enabled,
     **dict.fromkeys(("judge.model", "judge.temperature", "judge.max_tokens"), lambda c: c.judge.enabled),
     "advantage.turn_baseline": _estimates("group"),
-    "advantage.std": lambda c: c.advantage.estimator in ("group", "gigpo") or _has_strategies(c),
+    "advantage.std": lambda c: c.advantage.estimator in ("group", "gigpo") or _per_episode(c),
     "advantage.gamma": _estimates("reinforce++", "gigpo", "gae"),
     "advantage.entropy_cap": lambda c: c.advantage.entropy_bonus > 0,
     "reward.turns": _estimates("reinforce++", "gigpo", "gae"),

@@ -1,6 +1,6 @@
 """Configuration files: YAML with the differences, --set overrides, near names for typos, the resolved dump.
 
-    defaults  <  the bundle of `algorithm`  <  the YAML file  <  --set a.b=c
+    defaults  <  the bundle of `algorithm`  <  what strategy.per implies  <  the YAML file  <  --set a.b=c
 
 A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.
 
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hsg.algorithms import ALGORITHMS, USED_WHEN
+from hsg.algorithms import ALGORITHMS, IMPLIED, USED_WHEN
 from hsg.checks import require
 from hsg.config import Config, EnvironmentConfig
 from hsg.estimators import ESTIMATORS
@@ -48,7 +48,10 @@ def make_config(given: Mapping[str, Any]) -> Config:
     algorithm = given.get("algorithm", "strata")
     _check_name("algorithm", algorithm, ALGORITHMS)
     nested: dict[str, Any] = {}
-    for key, value in ALGORITHMS[algorithm].items():
+    section = given.get("strategy")
+    per = section.get("per") if isinstance(section, Mapping) else None
+    implied = IMPLIED.get(per, {}) if isinstance(per, str) else {}
+    for key, value in {**ALGORITHMS[algorithm], **implied}.items():
         _put(nested, key, value)
     _merge(nested, given)
     _claim_environment_section(nested)

@@ -13,10 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hsg.generation import derive_seed
 from hsg.protocol import Task
 from hsg.types import Candidates, Judgment, Trajectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +30,7 @@ class Played:
     candidates: list[Candidates] | None  # one per place
     trajectories: list[Trajectory]  # N*M per place, row-major
     judgments: list[Judgment]
+    draws: Sequence[Any] = ()  # what was drawn to reflect on: as many per place, or none
 
     @property
     def size(self) -> int:
@@ -34,7 +38,13 @@ class Played:
         return len(self.trajectories) // max(1, len(self.places))
 
     def group(self, i: int) -> list[Trajectory]:
-        return self.trajectories[i * self.size : (i + 1) * self.size]
+        return _part(self.trajectories, i, len(self.places))
+
+
+def _part(items: Sequence[T], i: int, num_parts: int) -> list[T]:
+    """The i-th of equal parts."""
+    size = len(items) // max(1, num_parts)
+    return list(items[i * size : (i + 1) * size])
 
 
 @dataclass
@@ -89,11 +99,9 @@ def refill(
 def _replaced(played: Played, by: dict[int, int], fresh: Played) -> Played:
     """`played` with its i-th group replaced by the by[i]-th of `fresh`."""
     sources = [(fresh, by[i]) if i in by else (played, i) for i in range(len(played.places))]
-    size = played.size
-    chosen = [source.candidates[i] for source, i in sources if source.candidates is not None]
-    return Played(
-        [source.places[i] for source, i in sources],
-        None if played.candidates is None else chosen,
-        [t for source, i in sources for t in source.group(i)],
-        [j for source, i in sources for j in source.judgments[i * size : (i + 1) * size]],
-    )
+
+    def joined(name: str) -> list[Any]:
+        return [item for one, i in sources for item in _part(getattr(one, name), i, len(one.places))]
+
+    candidates = None if played.candidates is None else joined("candidates")
+    return Played(joined("places"), candidates, *(joined(name) for name in ("trajectories", "judgments", "draws")))

@@ -43,6 +43,7 @@ from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
 from hsg.refill import Dropped, Played, refill, spare_tasks
+from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select, show_strategies
@@ -92,8 +93,8 @@ class Trainer:
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
         self.model = self.policy.model
-        flat = config.strategy.per == "none"
-        self.embed = None if flat else load_encoder(config.model.encoder, distributed.device).embed
+        whole = config.strategy.per == "episode"
+        self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
@@ -103,6 +104,7 @@ class Trainer:
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
         self.companions = Companions(config, self.model, model_path, distributed)
         self.environment_turns = 0  # played in all, dropped ones too
+        self.reflection = ReflectionBuffers(config.reflection)
         self.learner = Learner(
             config,
             self.model,
@@ -163,6 +165,7 @@ class Trainer:
         self._check_faults(played)
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
+        self._remember(played)
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
@@ -173,6 +176,8 @@ class Trainer:
         credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
         rows = build_rows(strategies, trajectories, credit)
         sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+        if self.reflection.enabled:
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
         sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
         with clock("companions"):
             sums |= self.companions.learn(played, credit, iteration)
@@ -230,19 +235,22 @@ class Trainer:
     ) -> Played:
         """Strategies for the tasks, then their episodes to their ends."""
         config = self.config
+        tasks = [task for _, task in places]
         candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, tasks, episodes)
         if self.embed is not None:
-            candidates = self._draw_strategies(iteration, [task for _, task in places], episodes, costs, clock)
+            candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
             show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
         with clock("rollout"), self._bar(f"iteration {iteration}", len(episodes)) as bar:
             played, judged = self.rollout.play(
                 episodes,
                 temperature=config.temperature.action,
+                strategy_temperature=config.temperature.strategy,
                 costs=costs,
                 judge=self.judge,
                 on_progress=lambda finished: bar.update(finished - bar.n),
             )
-        return Played(places, candidates, played, judged)
+        return Played(places, candidates, played, judged, draws)
 
     def _refill(self, iteration: int, played: Played, costs: RolloutCosts, clock: Clock) -> tuple[Played, Dropped]:
         """Dead groups replaced, where `rollout.max_refills` allows it."""
@@ -281,7 +289,13 @@ class Trainer:
         ]
 
     def _draw_strategies(
-        self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode], costs: RolloutCosts, clock: Clock
+        self,
+        iteration: int,
+        tasks: Sequence[Task],
+        episodes: Sequence[Episode],
+        draws: Sequence[Draw],
+        costs: RolloutCosts,
+        clock: Clock,
     ) -> list[Candidates]:
         config = self.config
         if not tasks:
@@ -304,9 +318,30 @@ class Trainer:
                 num_candidates=config.num_candidates,
                 temperature=config.temperature.strategy,
                 cost=costs.strategy,
+                reflections=[draw.shown for draw in draws] if draws else None,
             )  # (P, C)
         with clock("selection"):
             return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+
+    def _reflect(self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[Draw]:
+        """Which earlier attempts are shown: one draw per task before its strategies, else one per rollout, (P,) or (P*G,)."""
+        if not self.reflection.enabled:
+            return []
+        if self.embed is not None:
+            seed = self.config.seed
+            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for task in tasks]
+        draws = [self.reflection.draw(e.request.task.id, e.request.key) for e in episodes]
+        for episode, draw in zip(episodes, draws, strict=True):
+            episode.reflection = draw.shown
+        return draws
+
+    def _remember(self, played: Sequence[Trajectory]) -> None:
+        """Put what was played into the buffers of every rank, in the order of tasks and rollouts."""
+        if not self.reflection.enabled:
+            return
+        mine = [(t.task.id, attempt, t.success) for t in played if (attempt := attempt_of(t)) is not None]
+        for task_id, attempt, success in self.distributed.gather(mine):
+            self.reflection.add(task_id, [(attempt, success)])
 
     def _settle_logprobs(
         self, candidates: list[Candidates] | None, played: Sequence[Trajectory]

@@ -122,4 +122,4 @@ def test_every_trained_method_has_its_cells() -> None:
 
 def test_unknown_method_is_refused(capsys: Any) -> None:
     assert main(["--methods", "grop"]) == 2
-    assert capsys.readouterr().err.startswith("error: --methods must be among strata, grpo, ")
+    assert capsys.readouterr().err.startswith("error: --methods must be among strata, ")
