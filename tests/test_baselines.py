@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import GuessTaskSet
-from test_trainer import BASE, Make, make, rows_of, weights  # noqa: F401 - `make` is a fixture
+from test_trainer import Make, close_to, launch, make, rows_of, weights  # noqa: F401 - `make` is a fixture
 
 from hsg.algorithms import ALGORITHMS
 from hsg.batch import collate
@@ -251,3 +251,51 @@ def test_run_ends_after_its_environment_turns(make: Make, tmp_path: Path) -> Non
     turns = [line["cost/environment_turns"] for line in lines]
     assert sum(turns) >= 40 > sum(turns[:-1])
     assert len(lines) == done
+
+
+# ------------------------------------------------------------------------------------------------------------ two ranks
+
+RANK_SCRIPT = """
+import sys, torch
+torch.set_num_threads(1)
+import hsg.trainer
+from hsg.distributed import Distributed
+from hsg.tracking import RunFolder
+from test_baselines import MixedTaskSet
+from test_trainer import configure
+model, folder, name = sys.argv[1:]
+config = configure(algorithm="ppo", num_tasks=3, run={"dir": folder}, judge={"enabled": False}, rnd={"weight": 0.1, "lr": 1e-2},
+                   rollout={"max_refills": 1}, critic={"lr": 1e-2, "epochs": 2})
+distributed = Distributed()
+run = RunFolder(config, name) if distributed.is_main else None
+trainer = hsg.trainer.Trainer(config, MixedTaskSet(), model, distributed, run)
+trainer.train()
+critic, novelty = trainer.companions.critic, trainer.companions.novelty
+held = [*trainer.model.parameters(), *critic.parameters, *novelty.predictor.parameters()]
+torch.save([p.detach() for p in held], f"{folder}/{name}.{distributed.rank}.pt")
+trainer.close()
+distributed.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one(guesser_folder: Path, tmp_path: Path) -> None:
+    """Critic, novelty, refills and whitening, three tasks on two ranks: the same records, metrics and weights."""
+    for name, num_ranks in (("one", 1), ("two", 2)):
+        launch(guesser_folder, tmp_path, name, num_ranks, RANK_SCRIPT)
+    for iteration in (0, 1):
+        one, two = (records(tmp_path / name, iteration) for name in ("one", "two"))
+        assert len(one) == len(two) == 18
+        assert all(close_to(a, b) for a, b in zip(one, two, strict=True))
+    metrics = [
+        [json.loads(line) for line in (tmp_path / n / "metrics.jsonl").read_text().splitlines()] for n in ("one", "two")
+    ]
+    for a, b in zip(*metrics, strict=True):
+        shared = {
+            k for k in a if k.startswith(("critic/", "rnd/", "reward/", "advantage/", "cost/environment", "rollout/"))
+        }
+        assert {k: (a[k], b[k]) for k in shared - {"rollout/refills"} if not close_to(a[k], b[k])} == {}
+    assert metrics[0][0]["rollout/dropped_groups"] > 0
+    weights = [torch.load(tmp_path / f"{name}.pt") for name in ("one.0", "two.0", "two.1")]
+    for other in weights[1:]:
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(weights[0], other, strict=True))
