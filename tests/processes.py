@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["processes", "hsg.trainer", "experiments.run", "experiments.resume", "accelerate"])
+_CONTEXT.set_forkserver_preload(["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.pyplot"])
 
 POINTS = {
     "save": ("hsg.checkpoint", "save_file"),  # after half of the file
@@ -62,11 +62,11 @@ def _child(
     os.dup2(handle, 2)
     os.environ.update(env)
     import torch
+    from fakes import FakeEncoder, GuessTaskSet
 
     import environments
     import experiments.run
     import hsg.trainer
-    from fakes import FakeEncoder, GuessTaskSet
 
     torch.set_num_threads(1)
     hsg.trainer.load_encoder = lambda *_: FakeEncoder()  # type: ignore[assignment, return-value]
