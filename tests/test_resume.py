@@ -105,7 +105,8 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(root: Path, what: str,
     expected = whole(root, num_ranks)
     name = f"{what.replace(' ', '-')}-{num_ranks}"
     killed = run(root, name, num_ranks=num_ranks, kill=KILLS[what])
-    assert killed.status == [-signal.SIGKILL] * num_ranks, killed.output[-3000:]
+    assert killed.status[0] == -signal.SIGKILL, killed.output[-3000:]
+    assert 0 not in killed.status
     assert not (root / name / "finished.json").exists()
     resumed = run(root, name, num_ranks=num_ranks, resume="auto")
     assert resumed.status == [0] * num_ranks, resumed.output[-3000:]
@@ -207,7 +208,7 @@ def assert_close_run(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_resume_on_another_number_of_ranks(root: Path) -> None:
     killed = run(root, "other", num_ranks=2, kill=("optimizer_step", 14))
-    assert killed.status == [-signal.SIGKILL] * 2
+    assert killed.status[0] == -signal.SIGKILL
     done = run(root, "other", num_ranks=3, resume="auto")
     assert done.status == [0] * 3, done.output[-3000:]
     assert_close_run(whole(root, 1), root / "other")
