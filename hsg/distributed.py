@@ -9,15 +9,19 @@ micro-batches, so gradients meet once per optimizer step, here).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
+
+from hsg import stopping
 
 T = TypeVar("T")
 
@@ -81,6 +85,43 @@ class Distributed:
         held: list[Any] = [value]
         broadcast_object_list(held)
         return held[0]
+
+    def from_main_or_fail(self, function: Callable[[], T]) -> T:
+        """What the main rank alone works out, on every rank; its ValueError is raised on every rank too."""
+        value, refused = None, None
+        if self.is_main:
+            try:
+                value = function()
+            except ValueError as error:
+                refused = str(error)
+        value, refused = self.from_main((value, refused))
+        if refused is not None:
+            raise ValueError(refused)
+        return cast(T, value)
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """A phase without collectives that a signal may cut short; after it all ranks go on, or all raise `Stopped`."""
+        with contextlib.suppress(stopping.Stopped):
+            yield
+        self.stop_together()
+
+    def stop_together(self) -> None:
+        """A good point to stop at: if any rank has been asked to, all do."""
+        if number := int(self.max(float(stopping.received()))):
+            raise stopping.Stopped(number)
+
+    def whole_weights(self, model: Any) -> dict[str, Tensor] | None:
+        """The state dict of a model whose parameters are sharded; None for an ordinary one."""
+        return None
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor with all its shards, on the CPU."""
+        return tensor.detach().cpu()
+
+    def like(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """What `whole` returned, placed and sharded like a parameter of its shape (a number stays on the CPU)."""
+        return tensor.clone() if tensor.ndim == 0 else tensor.to(parameter.device, copy=True)
 
     def barrier(self) -> None:
         self.accelerator.wait_for_everyone()

@@ -207,7 +207,10 @@ def evaluate(
     """Success, score and outcome over tasks shared among ranks, overall and by task kind; episodes that broke are counted."""
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
-    played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label) if mine else []
+    played: list[Trajectory] = []
+    with distributed.stoppable():
+        if mine:
+            played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label)
     rows = distributed.gather(
         [(t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns)) for t in played]
     )

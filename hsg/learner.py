@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
+from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, unit_keys
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
@@ -28,6 +28,7 @@ from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_m
 from hsg.models import score
 from hsg.packing import Layout, check_packing, make_layout, packed_attention
 from hsg.types import ACTION, Batch, Tokens
+from hsg.underway import Underway
 
 
 @dataclass
@@ -67,39 +68,82 @@ class Learner:
         self.optimizer_steps = 0
         self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
         self.nonfinite_in_a_row = 0
+        self.underway: Underway | None = None  # the update that this iteration is in the middle of
 
-    def update(self, rows: list[Row], iteration: int) -> dict[str, float]:
-        """Epochs x mini-batches of optimizer steps on this iteration's rows."""
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, AdamW's moments by the name of the parameter, and the update under way, if there is one."""
+        moments = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter in self.optimizer.state:
+                moments[name] = {k: self.distributed.whole(v) for k, v in self.optimizer.state[parameter].items()}
+        state: dict[str, Any] = {"moments": moments, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        state |= {name: getattr(self, name) for name in ("optimizer_steps", "progress", "nonfinite_in_a_row")}
+        if self.underway is not None:
+            mine = {**self.underway.state_dict(), "costs": vars(self.costs)}
+            state["underway"] = self.distributed.gather([mine])
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly, on any number of ranks."""
+        for name, parameter in self.model.named_parameters():
+            if name in state["moments"]:
+                held = state["moments"][name]
+                self.optimizer.state[parameter] = {k: self.distributed.like(v, parameter) for k, v in held.items()}
+        for group in self.optimizer.param_groups:
+            group["lr"] = state["learning_rate"]
+        for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
+            setattr(self, name, state[name])
+        if "underway" in state:
+            mine = self.distributed.share(state["underway"])
+            self.underway = Underway.join(mine, of=state["underway"][0])
+            for part in mine:
+                for name, count in part["costs"].items():
+                    setattr(self.costs, name, getattr(self.costs, name) + count)
+
+    def update(self, rows: list[Row] | None, iteration: int) -> dict[str, float]:
+        """Epochs x mini-batches of optimizer steps on this iteration's rows.
+
+        `rows` None: the update that a stopped run was in the middle of goes on. `Stopped`, between two steps: it was asked
+        to stop, and `state_dict` holds the rest.
+        """
         config = self.config.update
-        rows = self._with_reference(rows)
         by_row = config.minibatch_turns is not None
-        units = len([r for r in rows if r.level == ACTION]) if by_row else len({r.trajectory for r in rows})
-        units = int(self.distributed.sum(torch.tensor(float(units))).item())
-        size = config.minibatch_turns or config.minibatch_trajectories or max(units, 1)
-        num_parts = max(1, math.ceil(units / size))
-        parts_metrics, values = [], {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
-        norms: list[float] = []
-        self._gaps = [] if self._gap_values is None else None
-        values |= self._gap_values or {}
-        self._gap_values = None
+        if rows is not None:
+            self.underway = Underway(self._with_reference(rows))
+            self.underway.values = {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
+            self._gaps = [] if self._gap_values is None else None
+            self.underway.values |= self._gap_values or {}
+            self._gap_values = None
+            unique = num_unique_tokens(self._live(self.underway.rows), self.config.group_shape)
+            self.costs.update_unique_tokens += config.epochs * unique
+        at = self.underway
+        assert at is not None
+        units = self.distributed.gather([len(set(unit_keys(at.rows, by_row=by_row)))])
+        first, total = sum(units[: self.distributed.rank]), sum(units)
+        size = config.minibatch_turns or config.minibatch_trajectories or max(total, 1)
+        num_parts = max(1, math.ceil(total / size))
         self.model.train()
-        self.costs.update_unique_tokens += config.epochs * num_unique_tokens(self._live(rows), self.config.group_shape)
-        for epoch in range(config.epochs):
-            generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
-            for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
+        for epoch in range(at.num_done // num_parts, config.epochs):
+            generator = make_generator("minibatches", self.config.seed, iteration, epoch)
+            parts = minibatches(at.rows, num_parts, generator, by_row=by_row, first=first, total=total)
+            for place in range(at.num_done % num_parts, num_parts):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
                 self.progress = (iteration + behind) / max(1, self.config.train.iterations)
-                step_metrics, norm = self.optimizer_step(part, values)
-                parts_metrics.append(step_metrics)
+                step_metrics, norm = self.optimizer_step(parts[place], at.values)
+                at.metrics.append(step_metrics)
                 if norm is not None:
-                    norms.append(norm)
+                    at.norms.append(norm)
+                at.num_done += 1
+                if at.num_done < config.epochs * num_parts:
+                    self.distributed.stop_together()
         self.model.eval()
+        self.underway = None
         # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it.
-        mine = {name: value.cpu() for name, value in merge_metrics(parts_metrics).items()}
+        mine = {name: value.cpu() for name, value in merge_metrics(at.metrics).items()}
         merged = merge_metrics(self.distributed.gather([mine]))
-        values |= {f"update/{name}": value for name, value in finish_metrics(merged).items()}
-        if norms:
-            values["update/grad_norm"] = sum(norms) / len(norms)
+        values = at.values | {f"update/{name}": value for name, value in finish_metrics(merged).items()}
+        if at.norms:
+            values["update/grad_norm"] = sum(at.norms) / len(at.norms)
             values["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]  # of the last step taken
         values["update/optimizer_steps"] = float(self.optimizer_steps)
         return values

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hsg import stopping
 from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.episode import Episode, Request
@@ -97,6 +98,7 @@ class Rollout:
                         judgments[id(episode)] = judgment
                 now = finished + sum(not e.live for e in portion)
                 on_progress(now)
+                stopping.check()
             finished += len(portion)
         return [e.trajectory() for e in episodes], [judgments[id(e)] for e in episodes]
 
