@@ -30,7 +30,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """The configuration of a run: a YAML file with the differences, then `a.b=c` overrides. ValueError says what is wrong."""
     given: dict[str, Any] = {}
     if path is not None:
-        given = _read_yaml(Path(path))
+        given = read_yaml(Path(path), "--config")
     for item in overrides:
         key, sign, text = item.partition("=")
         require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
@@ -109,25 +109,26 @@ def dump_config(config: Config, path: Path) -> None:
     path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, name: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds; `name` is what the one-line ValueError calls it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ValueError(f"--config must be a readable file, got {str(path)!r}: {reason}") from None
+        raise ValueError(f"{name} must be a readable file, got {str(path)!r}: {reason}") from None
     try:
         given = _load_yaml(text)
     except RecursionError:
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: nested too deep") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}: nested too deep") from None
     except ValueError as error:  # a whole number of thousands of digits, which Python does not read
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: {error!s:.100}") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}: {error!s:.100}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}:{line} {problem}") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}:{line} {problem}") from None
     given = {} if given is None else given
-    require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
+    require(isinstance(given, dict), name, "a mapping of sections", type(given).__name__)
     return given
 
 
