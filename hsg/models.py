@@ -34,6 +34,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from hsg.config import ModelConfig
 from hsg.packing import Layout, packed_hidden
+from hsg.sharding import with_weights
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -267,6 +268,7 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
 
 
+@with_weights
 def score(
     model: Any,
     batch: Batch,

@@ -26,7 +26,7 @@ from typing import Any
 from hsg import metrics as mx
 from hsg import stopping
 from hsg.batch import Row, build_rows
-from hsg.build import make_judge, make_policy, training_tasks
+from hsg.build import make_frozen, make_judge, make_policy, training_tasks
 from hsg.checkpoint import Checkpoints
 from hsg.config import Config
 from hsg.console import episode_bar, print_line
@@ -74,7 +74,7 @@ class Trainer:
         whole = config.strategy.per == "episode"
         self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-        self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
+        self.reference = make_frozen(config, model_path, distributed) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
         self._arithmetic = Arithmetic(self.model)
@@ -124,7 +124,7 @@ class Trainer:
             assert self.reference is not None
             judged_by = self.reference
         elif config.judge.model != "self":
-            judged_by = make_policy(config, config.judge.model, self.distributed.device)
+            judged_by = make_frozen(config, config.judge.model, self.distributed)
         return make_judge(config, self.rollout, judged_by)
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -217,7 +217,8 @@ class Trainer:
         episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
         candidates: list[Candidates] | None = None
         draws = self._reflect(iteration, [task for _, task in mine], episodes)
-        with self.distributed.stoppable():
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
             if self.embed is not None:
                 candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, draws, costs, clock)
                 kept = [s for c in candidates for s in c.kept]
