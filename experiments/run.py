@@ -62,7 +62,7 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
     task_set = environments.make(config.environment.name, **config.environment.options)
     distributed = trainer = folder = None
     try:
-        distributed = Distributed()
+        distributed = Distributed(config.distributed)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # the environments use the other cores; two threads on busy ones are far slower
         resumed = distributed.from_main_or_fail(lambda: find_run(config, resume))

@@ -8,6 +8,7 @@ import torch
 
 from hsg.chat import ChatFormat
 from hsg.config import Config
+from hsg.distributed import Distributed
 from hsg.evaluation import split_tasks
 from hsg.judge import Judge
 from hsg.models import load_policy, stop_ids
@@ -21,6 +22,13 @@ def make_policy(config: Config, path: str | Path, device: torch.device | str) ->
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
+
+
+def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
+    """A model that is not trained, sharded like the one that is."""
+    policy = make_policy(config, path, distributed.device)
+    distributed.shard(policy.model)
+    return policy
 
 
 def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:

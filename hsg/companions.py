@@ -32,7 +32,8 @@ from hsg.generation import derive_seed, make_generator
 from hsg.learner import row_layout
 from hsg.models import autocast, load_policy, sampled_hidden
 from hsg.packing import packed_attention
-from hsg.types import ACTION, Trajectory
+from hsg.sharding import with_weights
+from hsg.types import ACTION, Tokens, Trajectory
 
 Sums = dict[str, tuple[float, float]]
 """As in metrics.py: name -> (sum, count)."""
@@ -76,8 +77,18 @@ class Companions:
 # --------------------------------------------------------------------------------------------------- the forward pass
 
 
+_hidden_with_weights = with_weights(sampled_hidden)
+_NOTHING = Row(
+    Tokens(torch.zeros(2, dtype=torch.long), torch.zeros(1).bool(), torch.zeros(1), torch.ones(1)),
+    torch.zeros(1),
+    ACTION,
+    0,
+)
+"""A row without a sampled token, for a rank that only takes part in the forward of a sharded model."""
+
+
 def forward_rows(
-    model: Any, rows: Sequence[Row], config: Config, device: torch.device
+    model: Any, rows: Sequence[Row], config: Config, distributed: Distributed
 ) -> Iterator[tuple[list[Row], Tensor, int]]:
     """(rows, (n, D) hidden states before each sampled token, positions forwarded) of one micro-batch after the other.
 
@@ -85,11 +96,12 @@ def forward_rows(
     """
     packing = config.update.packing
     with contextlib.nullcontext() if packing == "off" else packed_attention(model):
-        for part in microbatches(rows, config.update.microbatch_tokens, packing=packing):
-            batch = collate(part).to(device)
+        parts = microbatches(rows, config.update.microbatch_tokens, packing=packing)
+        for part in distributed.equally_many(model, parts, [_NOTHING]):
+            batch = collate(part).to(distributed.device)
             layout = row_layout(part, batch, packing)
             with autocast(model):
-                hidden = sampled_hidden(model, batch, layout)
+                hidden = _hidden_with_weights(model, batch, layout)
             yield part, hidden, batch.input_ids.numel() if layout is None else len(layout)
 
 
@@ -126,8 +138,8 @@ class Critic:
         self.head = nn.Linear(width, 1).to(distributed.device, next(self.body.parameters()).dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        parameters = [*self.body.base_model.parameters(), *self.head.parameters()]
-        self.parameters = list({id(p): p for p in parameters}.values())
+        self.trained = nn.ModuleList([self.body.base_model, self.head])
+        self.parameters = list(self.trained.parameters())
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.critic.lr, betas=(options.beta1, options.beta2), weight_decay=0.0
@@ -141,7 +153,7 @@ class Critic:
         began = time.monotonic()
         rows = rows_of(trajectories)
         found: dict[int, Tensor] = {}
-        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed.device):
+        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed):
             self._positions += positions
             values = self._head(hidden).double().cpu()
             for row, of_row in zip(part, values.split([row.tokens.num_sampled for row in part]), strict=True):
@@ -205,7 +217,7 @@ class Critic:
             return torch.zeros(4, dtype=torch.float64)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.tensor([0.0, 0.0, 1.0, mine], dtype=torch.float64)
-        for part, hidden, positions in forward_rows(self.body, rows, self.config, device):
+        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed):
             self._positions += positions
             held = [targets[id(row.tokens)] for row in part]
             counts = torch.cat([t.counts for t in held]).to(device)
@@ -217,9 +229,8 @@ class Critic:
             losses, clipped = value_losses(values, returns, old, self.config.critic.value_clip)
             (losses.sum() / count).backward()
             total[:2] += torch.stack([losses.detach().sum().double().cpu(), clipped.sum().double().cpu()])
-        self.distributed.sum_gradients(self.parameters)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.critic.max_grad_norm)
-        if bool(norm.isfinite()):
+        norm = self.distributed.clip_gradients(self.trained, self.config.critic.max_grad_norm)
+        if math.isfinite(norm):
             self.optimizer.step()
         return total
 
@@ -317,7 +328,7 @@ class Novelty:
 
     def _last_hidden(self, model: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
-        for part, hidden, _ in forward_rows(model, rows_of(trajectories), self.config, self.distributed.device):
+        for part, hidden, _ in forward_rows(model, rows_of(trajectories), self.config, self.distributed):
             for row, of_row in zip(part, hidden.split([row.tokens.num_sampled for row in part]), strict=True):
                 found[id(row.tokens)] = of_row.double().cpu()
         result = []
@@ -340,7 +351,7 @@ class Novelty:
             self.optimizer.zero_grad()
             errors = (self.predictor(self._held) - self.target(self._held)).square().mean(-1)
             (errors.sum() / count).backward()
-            self.distributed.sum_gradients(self.predictor.parameters())
+            self.distributed.clip_gradients(self.predictor, math.inf)  # added over ranks, and not clipped
             self.optimizer.step()
             loss = errors.detach().sum().item()
         return {"rnd/error": (loss, float(len(self._held)))}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hsg.baseline_config import CriticConfig, GigpoConfig, ReinforceConfig, RndConfig
 from hsg.checks import require
+from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, ReinforceConfig, RewardConfig, RndConfig
 from hsg.warmstart_config import WarmstartConfig
 
 
@@ -112,6 +112,8 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+    weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
+    env_retries: int = 0  # how often a rollout that its environment breaks is played again
     logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
     max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
@@ -119,8 +121,8 @@ class RolloutConfig:
         names = ("max_turns", "iterations_per_stage", "max_action_tokens", "env_threads", "streams", "max_cache_tokens")
         for name in names:
             require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
-        require(self.max_refills >= 0, "rollout.max_refills", ">= 0", self.max_refills)
-        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        for name in ("window_turns", "env_retries", "max_refills"):
+            require(getattr(self, name) >= 0, f"rollout.{name}", ">= 0", getattr(self, name))
         seconds = self.env_timeout_seconds
         require(0 < seconds <= 1e6, "rollout.env_timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
         require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
@@ -152,47 +154,6 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         require(0 <= self.temperature < 100, "judge.temperature", ">= 0 and < 100", self.temperature)
         require(self.max_tokens >= 1, "judge.max_tokens", ">= 1", self.max_tokens)
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    turns: Literal["outcome", "dense"] = (
-        "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
-    )
-    format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
-    scale: float = 1.0  # outcomes are multiplied by it before anything else
-    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
-
-    def __post_init__(self) -> None:
-        for name in ("format_penalty", "invalid_action_penalty"):
-            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
-        require(
-            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
-        )
-        require(self.scale > 0, "reward.scale", "> 0", self.scale)
-
-
-@dataclass(frozen=True)
-class AdvantageConfig:
-    estimator: str = (
-        "group"  # how actions are credited, a name of hsg/estimators.py: group, rloo, reinforce++, gigpo, gae
-    )
-    turn_baseline: Literal["pooled", "trajectory"] = "pooled"  # whose mean and std (estimator group)
-    std: Literal["population", "sample", "none"] = "population"
-    eps: float = 1e-6
-    gamma: float = 1.0  # discount of the return-to-go (reinforce++, gigpo, gae), per unit
-    unit: Literal["turn", "token"] = "turn"  # what an advantage is of
-    whiten: bool = False  # the whole batch to mean 0 and std 1 afterwards
-    entropy_bonus: float = 0.0  # EntropyAdv: A + min(entropy_bonus * entropy, entropy_cap * |A|) per token; 0: off
-    entropy_cap: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
-        require(0 <= self.gamma <= 1, "advantage.gamma", "in [0, 1]", self.gamma)
-        for name in ("entropy_bonus", "entropy_cap"):
-            require(getattr(self, name) >= 0, f"advantage.{name}", ">= 0", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -307,6 +268,19 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    sharding: Literal["auto", "none", "full", "hybrid"] = (
+        "auto"  # auto: full under a launcher's FSDP file; hybrid: in a host
+    )
+    cpu_offload: bool = False  # keep the slices of a sharded model in the host's memory
+    timeout_seconds: float = 10_800.0  # ranks wait for each other: for a warm start, for slow environments
+
+    def __post_init__(self) -> None:
+        seconds = self.timeout_seconds
+        require(0 < seconds <= 1e6, "distributed.timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     tokens: bool = False  # write ids, masks, log-probs and advantages of every row into the run folder
     trajectories: bool = True
@@ -347,6 +321,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 

@@ -133,7 +133,9 @@ def given_strategies(
         return [""] * len(mine)
     if len(tasks) < 2:
         raise ValueError(f"evaluation.num_tasks must be at least 2 to exchange strategies, got {len(tasks)}; raise it")
-    written = distributed.gather(write_strategies(config, policy, task_set, mine, seed=seed) if mine else [])
+    with distributed.forwards(policy.model, weights=config.rollout.weights):
+        mine_written = write_strategies(config, policy, task_set, mine, seed=seed) if mine else []
+    written = distributed.gather(mine_written)
     half = len(tasks) // 2
     return distributed.share(written[half:] + written[:half])
 
@@ -208,7 +210,7 @@ def evaluate(
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
     played: list[Trajectory] = []
-    with distributed.stoppable():
+    with distributed.stoppable(), distributed.forwards(policy.model, weights=config.rollout.weights):
         if mine:
             played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label)
     rows = distributed.gather(

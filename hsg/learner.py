@@ -27,6 +27,7 @@ from hsg.generation import make_generator
 from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
 from hsg.packing import Layout, check_packing, make_layout, packed_attention
+from hsg.sharding import like
 from hsg.types import ACTION, Batch, Tokens
 from hsg.underway import Underway
 
@@ -53,6 +54,9 @@ class Learner:
     ) -> None:
         self.config, self.model, self.distributed = config, model, distributed
         self.reference, self.context_limit = reference, context_limit
+        if config.update.packing != "off":
+            check_packing(model)
+        distributed.shard(model)  # before the optimizer takes its parameters
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -60,8 +64,6 @@ class Learner:
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
         )
-        if config.update.packing != "off":
-            check_packing(model)
         self.costs = UpdateCosts()  # since the trainer last took them
         self._gaps: list[Tensor] | None = None  # collected in the first optimizer step of an iteration; None: done
         self._gap_values: dict[str, float] | None = None  # what recomputed log-probs said of this iteration
@@ -88,7 +90,7 @@ class Learner:
         for name, parameter in self.model.named_parameters():
             if name in state["moments"]:
                 held = state["moments"][name]
-                self.optimizer.state[parameter] = {k: self.distributed.like(v, parameter) for k, v in held.items()}
+                self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
         for group in self.optimizer.param_groups:
             group["lr"] = state["learning_rate"]
         for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
@@ -164,7 +166,7 @@ class Learner:
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
         parts_metrics = []
-        for part in self._split(live):
+        for part in self.distributed.equally_many(self.model, self._split(live), [self._filler()]):
             with self._attention(self.model):
                 batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
                 shaping = self.config.advantage
@@ -196,8 +198,7 @@ class Learner:
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None
             values |= self._check_gap(gaps)
-        self.distributed.sum_gradients(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
+        norm = self.distributed.clip_gradients(self.model, self.config.optimizer.max_grad_norm)
         if not math.isfinite(norm):
             values["update/skipped_nonfinite"] += 1
             self.nonfinite_in_a_row += 1
@@ -244,6 +245,12 @@ class Learner:
     def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         return microbatches(rows, self.config.update.microbatch_tokens, packing=self.config.update.packing)
 
+    def _filler(self) -> Row:
+        """A row of which nothing is trained, for a rank that only takes part."""
+        nothing = torch.zeros(1)
+        tokens = Tokens(torch.zeros(2, dtype=torch.long), nothing.bool(), nothing, nothing + 1)
+        return Row(tokens, nothing, ACTION, 0, nothing if self.config.loss.kl_coef > 0 else None)
+
     def _attention(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """What the forward and the backward pass of `score` have to run in."""
         return contextlib.nullcontext() if self.config.update.packing == "off" else packed_attention(model)
@@ -267,7 +274,7 @@ class Learner:
         """(T-1,) float32 log-probs of every row on the CPU, in the order of the rows."""
         found: dict[int, Tensor] = {}
         with self._attention(model):
-            for part in self._split(rows):
+            for part in self.distributed.equally_many(model, self._split(rows), [self._filler()]):
                 _, logprobs, _ = self.score(model, part)
                 for row, values in zip(part, logprobs.float().cpu(), strict=True):
                     found[id(row)] = values[: len(row) - 1]

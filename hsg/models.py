@@ -34,6 +34,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from hsg.config import ModelConfig
 from hsg.packing import Layout, packed_hidden
+from hsg.sharding import with_weights
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -275,6 +276,7 @@ def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Te
     return packed_hidden(model, layout).index_select(0, layout.index[:, :-1][mask])
 
 
+@with_weights
 def score(
     model: Any,
     batch: Batch,

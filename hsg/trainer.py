@@ -25,7 +25,7 @@ from typing import Any
 from hsg import metrics as mx
 from hsg import stopping
 from hsg.batch import Row, build_rows
-from hsg.build import make_judge, make_policy, training_tasks
+from hsg.build import make_frozen, make_judge, make_policy, training_tasks
 from hsg.checkpoint import Checkpoints
 from hsg.companions import Companions
 from hsg.config import Config
@@ -75,7 +75,7 @@ class Trainer:
         whole = config.strategy.per == "episode"
         self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-        self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
+        self.reference = make_frozen(config, model_path, distributed) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
         self._arithmetic = Arithmetic(self.model)
@@ -130,7 +130,7 @@ class Trainer:
             assert self.reference is not None
             judged_by = self.reference
         elif config.judge.model != "self":
-            judged_by = make_policy(config, config.judge.model, self.distributed.device)
+            judged_by = make_frozen(config, config.judge.model, self.distributed)
         return make_judge(config, self.rollout, judged_by)
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -224,7 +224,8 @@ class Trainer:
         costs = RolloutCosts()
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
-        with self.distributed.stoppable():
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
             groups = self._play(iteration, mine, episodes, costs, clock)
             groups, dropped = self._refill(iteration, groups, costs, clock)
         mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
