@@ -45,6 +45,7 @@ from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select
+from hsg.taskfile import choose_listed
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 
@@ -72,6 +73,8 @@ def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
 def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
     """The tasks of the training split. ValueError where there are too few for one iteration."""
     tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
+    if config.tasks.file is not None:
+        tasks = choose_listed(tasks, config.tasks.file)
     if config.num_tasks > len(tasks):
         raise ValueError(
             f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
