@@ -44,13 +44,14 @@ def write_page(
 
     template, script, style = _page_files()
     title = " · ".join(folder.resolve().name for folder in folders)
-    begin, rest = template.replace("{{TITLE}}", html.escape(printable(title))).split(HEAD)
+    begin, rest = template.split(HEAD)
     middle, end = rest.split(TAIL)
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(begin.replace("{{POLICY}}", policy).replace("/*STYLE*/", style))
+            begin = begin.replace("{{POLICY}}", policy).replace("/*STYLE*/", style)
+            file.write(begin.replace("{{TITLE}}", html.escape(printable(title))))  # last: a name may hold any of these
             runs = []
             vocabularies = []
             for place, folder in enumerate(tqdm(folders, desc="read runs", leave=False, disable=None)):

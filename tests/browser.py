@@ -24,7 +24,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 PATIENCE = 180.0  # seconds; only a hang takes so long
-KEYS = {"Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13}
+KEYS = {"Escape": 27, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "End": 35}
 
 
 class Browser:

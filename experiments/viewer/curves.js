@@ -65,7 +65,7 @@ function figure(title, series) {
     readout.replaceChildren(el("span", { class: "quiet" }, `${curveState.x === "iteration" ? "it" : ""} ${format(at, 0)}`.trim()), ...spans);
   });
   drawing.addEventListener("mouseleave", () => { cursor.setAttribute("x1", -9); cursor.setAttribute("x2", -9); latest(); });
-  card.append(el("div", { class: "plot" }, drawing, el("span", { class: "y top" }, format(y1)), el("span", { class: "y bottom" }, format(y0))), el("div", { class: "x" }, el("span", {}, format(x0, 0)), el("span", {}, format(x1, 0))));
+  card.append(el("div", { class: "plot" }, drawing, el("span", { class: "y hi" }, format(y1)), el("span", { class: "y lo" }, format(y0))), el("div", { class: "x" }, el("span", {}, format(x0, 0)), el("span", {}, format(x1, 0))));
   latest();
   return card;
 }
@@ -143,12 +143,13 @@ function curvesTab() {
   const search = el("input", { type: "search", id: "search", placeholder: "Filter metrics", "aria-label": "Filter metrics  ( / )", value: curveState.query, oninput: debounce(() => { curveState.query = search.value; fill(); }, 120) });
   const smooth = el("input", { type: "range", min: 1, max: 41, step: 2, value: curveState.smooth, oninput: () => { curveState.smooth = Number(smooth.value); fill(); } });
   const notes = runs().flatMap((run) => run.notes.map((note) => `${run.name}: ${note}`));
-  const evaluations = [...EVALUATED.map(evaluationFigure), ...[]].filter(Boolean);
+  const evaluations = EVALUATED.map(evaluationFigure).filter(Boolean);
   fill();
   return el("div", { class: "page" },
     notes.map((note) => el("p", { class: "note warn wide" }, note)),
     runs().length > 1 ? el("p", { class: "legend" }, runs().map((run, number) => el("span", {}, el("i", { class: "swatch", style: { background: runColour(number) } }), run.name))) : null,
-    evaluations.length ? el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "grid-cards" }, evaluations), evaluationTable()) : null,
+    evaluations.length ? el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "grid-cards" }, evaluations),
+      el("p", { class: "quiet note-line" }, "Strong: the policy on held-out tasks. Pale: strategies blanked or exchanged, other splits, controls."), evaluationTable()) : null,
     el("section", {}, el("h2", {}, "Metrics"),
       el("div", { class: "controls" }, search, found, el("span", { class: "grow" }),
         el("label", { class: "check" }, "smoothing", smooth),

@@ -118,11 +118,8 @@ async function searchTranscripts(onprogress) {
   }
 }
 
-// The group of the other run that fits best: the same task, in the nearest iteration.
+// The group of the other run that fits best: the same task, else one of its kind, in the nearest iteration.
 function partner(run, group) {
-  let best = null;
-  for (const other of run.groups) {
-    if (other.task === group.task && (best === null || Math.abs(other.i - group.i) < Math.abs(best.i - group.i))) best = other;
-  }
-  return best;
+  const nearest = (groups) => groups.reduce((best, other) => (best === null || Math.abs(other.i - group.i) < Math.abs(best.i - group.i) ? other : best), null);
+  return nearest(run.groups.filter((other) => other.task === group.task)) || nearest(run.groups.filter((other) => group.kind && other.kind === group.kind)) || nearest(run.groups);
 }

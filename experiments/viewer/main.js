@@ -87,13 +87,13 @@ async function column(side, run, group) {
   const ticket = ++tickets[side];
   const root = $(`.column[data-side="${side}"]`), tree = $(".tree-pane", root), transcript = $(".transcript-pane", root);
   if (!group) {
-    tree.replaceChildren(el("p", { class: "empty" }, side === "b" ? "This task does not come in the other run." : "Choose a task."));
+    tree.replaceChildren(el("p", { class: "empty" }, side === "b" ? "The other run has no trajectories." : "Choose a task."));
     transcript.replaceChildren();
     return;
   }
   const [n, m] = side === "a" ? [state.n, state.m] : [state.bn, state.bm];
-  const held = tree.scrollTop;
-  tree.replaceChildren(treeOf(run, group, side));
+  const held = tree.scrollTop, stranger = side === "b" && group.task !== runs()[state.a].groups[state.group].task;
+  tree.replaceChildren(...[stranger ? el("p", { class: "note warn column-note" }, "The task does not come in this run; this is another one of the same iteration or kind.") : null, treeOf(run, group, side)].filter(Boolean));
   tree.scrollTop = tree.dataset.group === String(group.number ?? `${group.i}-${group.p}`) ? held : 0;
   tree.dataset.group = String(group.number ?? `${group.i}-${group.p}`);
   const chunk = await chunkOf(side === "a" ? state.a : state.b, group);
@@ -184,7 +184,7 @@ function onkey(event) {
 function help() {
   const box = $("#help");
   box.replaceChildren(el("h2", {}, "Keys"), el("dl", {}, KEYS.map(([keys, what]) => [el("dt", {}, keys.split(" ").filter(Boolean).map((key) => (key === "or" ? " or " : el("kbd", {}, key)))), el("dd", {}, what)])),
-    el("h2", {}, "Marks"), el("p", {}, "A cell is a rollout: its outcome (or advantage), below it the number of turns. ⚑ the judge flagged a turn, ◦ it ended otherwise than done, × the environment broke, a ring: solved. R is a return, A an advantage."),
+    el("h2", {}, "Marks"), el("p", {}, "A cell is a rollout: its outcome (or advantage), below it the number of turns. ⚑ the judge flagged a turn, ⊣ it ended otherwise than done, × the environment broke, a ring: solved. R is a return, A an advantage."),
     el("p", { class: "quiet" }, `Written ${INDEX.made}. Nothing on this page leaves it.`),
     el("form", { method: "dialog" }, el("button", { class: "primary" }, "Close")));
   box.showModal();
@@ -237,7 +237,7 @@ async function boot() {
     refilter();
     document.addEventListener("keydown", onkey);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page?.redraw?.());
-    set({});
+    render();
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
     $("#main").replaceChildren(el("p", { class: "loading" }, `The page could not be read: ${error.message}`));

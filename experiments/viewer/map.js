@@ -44,7 +44,7 @@ class StrategyMap {
     this.mapped = [...new Set(run.groups.filter((group) => group.local).map((group) => group.i))]; // iterations with places
     this.canvas = el("canvas", { role: "img", "aria-label": `map of strategies of ${run.name}` });
     this.note = el("p", { class: "map-note" });
-    this.node = el("section", { class: "map-run" }, el("h2", {}, run.name), el("div", { class: "map-box" }, this.canvas), this.note);
+    this.node = el("section", { class: "map-run" }, state.b === null ? null : el("h2", {}, run.name), el("div", { class: "map-box" }, this.canvas), this.note);
     this.canvas.addEventListener("mousemove", (event) => this.hover(event));
     this.canvas.addEventListener("mouseleave", () => { this.near = null; this.draw(); });
     this.canvas.addEventListener("click", () => this.open());
@@ -77,7 +77,7 @@ class StrategyMap {
       pen.beginPath();
       pen.arc(x, y, radius, 0, 7);
       if (fill) { pen.fillStyle = fill; pen.fill(); }
-      if (stroke) { pen.strokeStyle = stroke; pen.stroke(); }
+      if (stroke) { pen.lineWidth = 0.8; pen.strokeStyle = stroke; pen.stroke(); }
     };
     pen.globalAlpha = 0.5;
     for (const point of this.ghosts) disc(point, 1.5, ink.line);

@@ -17,7 +17,7 @@ function rollout(run, group, j, side) {
   return el("button", { type: "button", class: classes.join(" "), "aria-pressed": String(chosen), title: words.filter(Boolean).join(" · "), "aria-label": words.filter(Boolean).join(", "), style: { background: cellStyle(run, j) },
     onclick: () => { set(side === "a" ? { n: t.n[j], m: t.m[j] } : { bn: t.n[j], bm: t.m[j] }); showPane("transcript"); } },
     el("b", {}, byOutcome || o === null ? short(o) : signed(a, 1)),
-    el("small", {}, `${t.turns[j]}`, t.flagged[j] ? el("i", { class: "flag" }, "⚑") : null, stop && stop !== "done" ? el("i", { class: "stop" }, "◦") : null));
+    el("small", {}, `${t.turns[j]}`, t.flagged[j] ? el("i", { class: "flag" }, "⚑") : null, stop && stop !== "done" ? el("i", { class: "stop" }, "⊣") : null));
 }
 
 function treeOf(run, group, side) {
