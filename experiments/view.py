@@ -9,7 +9,6 @@ page's own policy forbids every script but its own and every connection.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import gzip
 import hashlib
@@ -21,9 +20,11 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from experiments.arguments import Parser, refuse
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 FILES = Path(__file__).resolve().parent / "viewer"
@@ -153,14 +154,8 @@ def can_open() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
-def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=prog,
+def make_parser() -> Parser:
+    parser = Parser(
         description="Look at runs in a browser: one self-contained HTML file.",
         epilog="examples:  hsg view runs/a          hsg view runs/a runs/b --out both.html --no-open",
     )
@@ -178,10 +173,10 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, say where it is, and open it where there is a screen. Exit status 2 and one line for bad input."""
     try:
-        options = make_parser(prog).parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         for folder in options.runs:
             known = any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "trajectories"))
             if not known:
@@ -194,10 +189,7 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
         except OSError as error:
             raise ValueError(f"--out must be a file that can be written, got {str(out)!r}: {error.strerror}") from error
     except ValueError as error:
-        print(f"error: {' '.join(printable(str(error)).split())}", file=sys.stderr)
-        if os.environ.get("HSG_TRACEBACK"):
-            raise
-        return 2
+        return refuse(error)
     print(f"{printable(str(out))}  ({out.stat().st_size / 1e6:.1f} MB)")
     if not options.no_open and can_open():
         webbrowser.open(out.resolve().as_uri())

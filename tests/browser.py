@@ -10,6 +10,7 @@ Deliberately absent: waiting for a time; everything waits for a condition.
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -63,10 +64,8 @@ class Browser:
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         os.waitpid(self._pid, 0)
         os.close(self._read)
         os.close(self._write)
@@ -151,7 +150,9 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def resize(self, width: int, height: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def prefer(self, scheme: str) -> None:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

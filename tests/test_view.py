@@ -21,7 +21,9 @@ from experiments.viewer.maps import add_maps, bag_of_words, choose_texts, projec
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>{{POLICY}}<!--SCRIPT-->\x00\x1b[31m\u202eevil\u2028&amp;"
 NO_CHROMIUM = CHROMIUM is None and not os.environ.get("HSG_REQUIRE_CHROMIUM")  # set by .ci/run, which installs one
-needs_chromium = pytest.mark.skipif(NO_CHROMIUM, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+needs_chromium = pytest.mark.skipif(
+    NO_CHROMIUM, reason="no Chromium on this machine (Debian: apt-get install chromium)"
+)
 
 
 def trajectory(task: int, n: int, m: int, outcome: float | None, **more: Any) -> dict[str, Any]:
@@ -41,9 +43,20 @@ def write_run(folder: Path, *, iterations: int = 2, tasks: int = 3, strategies: 
     (folder / "trajectories").mkdir(parents=True)
     config = {"run": {"name": folder.name}, "model": {"encoder": "missing/encoder"}, "seed": 3}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    lines = [{"iteration": i, "reward/outcome": i / 10, "update/entropy": 1.0, "time/iteration_seconds": 2.0} for i in range(iterations)]
+    lines = [
+        {"iteration": i, "reward/outcome": i / 10, "update/entropy": 1.0, "time/iteration_seconds": 2.0}
+        for i in range(iterations)
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    evaluation = {"iteration": 0, "label": "warm start", "split": "dev", "num_tasks": 4, "num_failed": 0, "score": 0.5, "success": 0.25}
+    evaluation = {
+        "iteration": 0,
+        "label": "warm start",
+        "split": "dev",
+        "num_tasks": 4,
+        "num_failed": 0,
+        "score": 0.5,
+        "success": 0.25,
+    }
     (folder / "eval.jsonl").write_text(json.dumps(evaluation) + "\n")
     for i in range(iterations):
         records: list[dict[str, Any]] = []
@@ -51,7 +64,16 @@ def write_run(folder: Path, *, iterations: int = 2, tasks: int = 3, strategies: 
             groups = 2 if strategies else 1
             if strategies:
                 texts = [f"plan {n} of {p}" for n in range(5)]
-                records.append({"kind": "candidates", "task_id": f"find/{p}", "task_index": p, "texts": texts, "parsed": [True] * 5, "selected": [0, 1]})
+                records.append(
+                    {
+                        "kind": "candidates",
+                        "task_id": f"find/{p}",
+                        "task_index": p,
+                        "texts": texts,
+                        "parsed": [True] * 5,
+                        "selected": [0, 1],
+                    }
+                )
                 records += [
                     {"kind": "strategy", "task_id": f"find/{p}", "task_index": p, "strategy_index": n, "candidate_index": n, "text": texts[n],
                      "return": 0.5, "advantage": 1.0 - 2 * n} for n in range(2)
@@ -96,9 +118,17 @@ def test_index_and_chunks_hold_what_the_files_hold(tmp_path: Path) -> None:
     assert index["trajectories"]["flagged"][0] == 1
     assert [index["stops"][i] for i in index["trajectories"]["stop"][:4]] == ["done"] * 3 + ["env_error"]
     group = index["groups"][1]
-    assert (index["tasks"][group["t"]], index["kinds"][group["k"]], group["start"], group["count"]) == ("find/1", "find", 8, 8)
+    assert (index["tasks"][group["t"]], index["kinds"][group["k"]], group["start"], group["count"]) == (
+        "find/1",
+        "find",
+        8,
+        8,
+    )
     assert [index["texts"][c] for c in group["candidates"]] == [f"plan {n} of 1" for n in range(5)]
-    assert [(s["candidate"], s["return"], s["advantage"]) for s in group["strategies"]] == [(0, 0.5, 1.0), (1, 0.5, -1.0)]
+    assert [(s["candidate"], s["return"], s["advantage"]) for s in group["strategies"]] == [
+        (0, 0.5, 1.0),
+        (1, 0.5, -1.0),
+    ]
     record = chunks["chunk-0-0-0"]["trajectories"][0]
     assert record["turns"][2]["action"] == "open 2"
     assert record["seed"] == str(2**62 + 1)  # a number of the page would round it
@@ -117,11 +147,26 @@ def test_half_a_line_and_strange_lines_are_left_out_and_counted(tmp_path: Path) 
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 1, "reward/outc')
     path = folder / "trajectories" / "iteration_000000.jsonl"
-    path.write_bytes(path.read_bytes() + b'[1]\n{"kind": 3, "task_index": 0}\n{"kind": "trajectory", "task_index": 9}\n\xff\xfe{\n{"kind": "traj')
+    path.write_bytes(
+        path.read_bytes()
+        + b'[1]\n{"kind": 3, "task_index": 0}\n{"kind": "trajectory", "task_index": 9}\n\xff\xfe{\n{"kind": "traj'
+    )
     index = read_run(folder, "c", lambda *_: None)
-    assert index["notes"] == ["metrics.jsonl: 1 line could not be read", "iteration_000000.jsonl: 3 lines could not be read"]
+    assert index["notes"] == [
+        "metrics.jsonl: 1 line could not be read",
+        "iteration_000000.jsonl: 3 lines could not be read",
+    ]
     assert index["metrics"]["iteration"] == [0]
-    assert index["groups"][-1] | {"t": 0, "k": 0, "start": 0} == {"i": 0, "p": 9, "t": 0, "k": 0, "start": 0, "count": 1, "candidates": [], "strategies": []}
+    assert index["groups"][-1] | {"t": 0, "k": 0, "start": 0} == {
+        "i": 0,
+        "p": 9,
+        "t": 0,
+        "k": 0,
+        "start": 0,
+        "count": 1,
+        "candidates": [],
+        "strategies": [],
+    }
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl", "eval.jsonl"])
@@ -142,7 +187,13 @@ def test_every_keeps_each_kth_and_the_last(tmp_path: Path) -> None:
 def test_tokens_keep_their_places_and_values(tmp_path: Path, place: str) -> None:
     """Masks speak of the next id; only sampled places carry numbers. In window context tokens stand in each turn."""
     folder = write_run(tmp_path / "r", iterations=1)
-    fields = {"input_ids": [5, 6, 7, 8], "response_mask": [0, 1, 1], "old_logprobs": [0.0, -0.5, -1.0], "temperatures": [1.0, 1.2, 0.8], "advantages": [0.0, 2.0, 2.0]}
+    fields = {
+        "input_ids": [5, 6, 7, 8],
+        "response_mask": [0, 1, 1],
+        "old_logprobs": [0.0, -0.5, -1.0],
+        "temperatures": [1.0, 1.2, 0.8],
+        "advantages": [0.0, 2.0, 2.0],
+    }
 
     def edit(records: list[dict[str, Any]]) -> None:
         record = first_trajectory(records)
@@ -153,7 +204,13 @@ def test_tokens_keep_their_places_and_values(tmp_path: Path, place: str) -> None
     index = read_run(folder, "c", chunks.__setitem__)
     record = chunks["c-0-0"]["trajectories"][0]
     owner = record if place == "record" else record["turns"][1]
-    assert owner["tokens"] == {"ids": [5, 6, 7, 8], "at": [2, 3], "logprob": [-0.5, -1.0], "temperature": [1.2, 0.8], "advantage": [2.0, 2.0]}
+    assert owner["tokens"] == {
+        "ids": [5, 6, 7, 8],
+        "at": [2, 3],
+        "logprob": [-0.5, -1.0],
+        "temperature": [1.2, 0.8],
+        "advantage": [2.0, 2.0],
+    }
     assert index["hasTokens"]
     notes: list[str] = []
     assert token_texts(folder, {5, 6}, notes) == {}
@@ -219,7 +276,9 @@ def test_texts_of_iterations_spread_evenly_are_placed() -> None:
 def test_an_encoder_that_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "r", iterations=1)
     assert main([str(folder), "--no-open", "--map", "encoder"]) == 2
-    assert capsys.readouterr().err.startswith("error: --map encoder must find the run's model.encoder, got 'missing/encoder'")
+    assert capsys.readouterr().err.startswith(
+        "error: --map encoder must find the run's model.encoder, got 'missing/encoder'"
+    )
     assert main([str(folder), "--no-open"]) == 0
     assert "counts words" in capsys.readouterr().err
     assert "words in common" in data_of(folder / "view.html")["index"]["map"]["how"]
@@ -245,7 +304,10 @@ def test_name_of_a_run_is_escaped(tmp_path: Path) -> None:
 
 
 def test_json_is_strict_and_ascii() -> None:
-    assert to_json({"a": [float("nan"), 1.5, -float("inf")], "b": "\ud800é"}) == r'{"a":[null,1.5,null],"b":"\ud800\u00e9"}'
+    assert (
+        to_json({"a": [float("nan"), 1.5, -float("inf")], "b": "\ud800é"})
+        == r'{"a":[null,1.5,null],"b":"\ud800\u00e9"}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +320,9 @@ def test_json_is_strict_and_ascii() -> None:
         (["r", "--map", "tsne"], "invalid choice: 'tsne'"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "r", iterations=1)
     assert main(arguments) == 2
@@ -278,10 +342,22 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     def edit(records: list[dict[str, Any]]) -> None:
         record = first_trajectory(records)
-        record["turns"][0].update(observation=HOSTILE, response="think \ud800 " + HOSTILE, action=HOSTILE, valid=False, thought="per-turn " + HOSTILE)
+        record["turns"][0].update(
+            observation=HOSTILE,
+            response="think \ud800 " + HOSTILE,
+            action=HOSTILE,
+            valid=False,
+            thought="per-turn " + HOSTILE,
+        )
         record["turns"][1].update(strategy="turn strategy " + HOSTILE, action=None)
         record.update(judgment=HOSTILE, error=HOSTILE, stop_reason="odd" + HOSTILE, final_observation="x\n" * 60)
-        record.update(input_ids=[1, 2, 3], response_mask=[0, 1], old_logprobs=[0, -0.7], temperatures=[1.0, 1.3], advantages=[0.0, 1.5])
+        record.update(
+            input_ids=[1, 2, 3],
+            response_mask=[0, 1],
+            old_logprobs=[0, -0.7],
+            temperatures=[1.0, 1.3],
+            advantages=[0.0, 1.5],
+        )
         for other in records:
             if other["task_index"] == 1:
                 other["task_id"] = "hunt/" + HOSTILE
@@ -378,11 +454,15 @@ def test_search_and_filters(browser: Browser, pages: dict[str, Path]) -> None:
     browser.press("/")
     browser.write("plan 1 of 2")
     browser.until(f"{found} === '8 of 72 rollouts in 2 tasks'")  # in iteration 0 the texts are others
-    browser.evaluate("document.querySelector('#search').value = ''; document.querySelector('#search').dispatchEvent(new Event('input'))")
+    browser.evaluate(
+        "document.querySelector('#search').value = ''; document.querySelector('#search').dispatchEvent(new Event('input'))"
+    )
     browser.until(f"{found} === '72 rollouts in 9 tasks'")
 
     def choose(label: str, value: str) -> None:
-        browser.evaluate(f"(() => {{ const s = document.querySelector('[aria-label=\"{label}\"]'); s.value = {value!r}; s.dispatchEvent(new Event('change')); }})()")
+        browser.evaluate(
+            f"(() => {{ const s = document.querySelector('[aria-label=\"{label}\"]'); s.value = {value!r}; s.dispatchEvent(new Event('change')); }})()"
+        )
 
     choose("Outcome", "broken")
     browser.until(f"{found} === '18 of 72 rollouts in 9 tasks'")
@@ -399,7 +479,9 @@ def test_search_and_filters(browser: Browser, pages: dict[str, Path]) -> None:
     browser.evaluate("document.querySelector('#search').value = 'per-turn'")
     browser.evaluate("document.querySelector('#search').dispatchEvent(new Event('input'))")
     browser.until(f"{found} === '0 of 72 rollouts in 0 tasks'")
-    browser.evaluate("document.querySelector('#search').value = 'evil'; document.querySelector('#search').dispatchEvent(new Event('input'))")
+    browser.evaluate(
+        "document.querySelector('#search').value = 'evil'; document.querySelector('#search').dispatchEvent(new Event('input'))"
+    )
     click(browser, ".filters input[type=checkbox]")  # in transcripts too
     browser.until(f"{found}.startsWith('24 of 72')")  # iteration 0: every strategy, and the task of that name
 
