@@ -169,10 +169,8 @@ def print_summary(summary: dict[str, Any]) -> None:
         f"{'':<46}{'tasks':>6}{'success %':>10}{'95 %':>13}{'score %':>9}{'turns':>7}"
         + "".join(f"{'pass@' + k:>9}" for k in ks)
     )
-    for title, rows in (("", summary["by_kind"]), ("", summary["by_group"])):
-        for name, row in rows.items():
-            _print_row(title + (name or "(no kind)"), row, ks)
-    _print_row("all", summary, ks)
+    for name, row in [*summary["by_kind"].items(), *summary["by_group"].items(), ("all", summary)]:
+        _print_row(name or "(no kind)", row, ks)
 
 
 def _print_row(name: str, row: dict[str, Any], ks: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ class SampleFile:
             first, *rest = path.read_text(encoding="utf-8").split("\n")
             if first != head:
                 raise ValueError(
-                    f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file or delete it"
+                    f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file"
                 )
             for line in rest[:-1]:  # what stands behind the last line end is half a line, or nothing
                 self.rows.append(json.loads(line))

@@ -350,6 +350,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             thought="per-turn " + HOSTILE,
         )
         record["turns"][1].update(strategy="turn strategy " + HOSTILE, action=None)
+        record["reflection"] = {"success": False, "strategies": ["an earlier try " + HOSTILE], "feedback": None}
         record.update(judgment=HOSTILE, error=HOSTILE, stop_reason="odd" + HOSTILE, final_observation="x\n" * 60)
         record.update(
             input_ids=[1, 2, 3],
@@ -417,6 +418,8 @@ def test_tree_and_transcript(browser: Browser, pages: dict[str, Path]) -> None:
     assert "␀␛[31m⟨U+202E⟩evil\n&amp;" in shown
     assert "think ⟨U+D800⟩" in shown
     assert "per-turn" in shown
+    assert "an earlier attempt that failed" in shown
+    assert "an earlier try" in shown
 
 
 @pytest.mark.slow

@@ -88,7 +88,8 @@ def _read_iteration(path: Path, index: dict[str, Any], tables: dict[str, _Names]
     for task, kinds in sorted(records.items()):
         trajectories = sorted(kinds["trajectory"], key=lambda r: (_place(r, "strategy"), _place(r, "rollout")))
         head = next((r for name in ("trajectory", "candidates", "strategy") for r in kinds[name]), {})
-        task_id = head.get("task_id") if isinstance(head.get("task_id"), str) else ""
+        given = head.get("task_id")
+        task_id = given if isinstance(given, str) else ""
         index["groups"].append(
             {
                 "i": iteration, "p": task, "t": tables["tasks"].number(task_id),

@@ -63,6 +63,14 @@ function tokenRow(tokens, run) {
   return box;
 }
 
+// The earlier attempt that the prompt showed (methods with reflection).
+function reflectionOf(shown) {
+  if (!shown || typeof shown !== "object") return null;
+  const strategies = Array.isArray(shown.strategies) ? shown.strategies : [];
+  return el("details", { class: "reflection" }, el("summary", {}, `the prompt showed an earlier attempt that ${shown.success ? "succeeded" : "failed"}`),
+    strategies.map((text) => prose(text, "observation")), shown.feedback ? prose(shown.feedback, "observation") : null);
+}
+
 function transcriptOf(record, run, group, side, strategyRecord) {
   const broken = record.outcome === null || record.outcome === undefined;
   const flagged = record.turns.filter((turn) => turn.flagged).length;
@@ -81,6 +89,7 @@ function transcriptOf(record, run, group, side, strategyRecord) {
       hasTokens && state.tokens ? segmented("Colour tokens by", [["advantage", "A", "advantage"], ["temperature", "T", "temperature"], ["probability", "p", "probability"]], state.tokenColour, (by) => set({ tokenColour: by })) : null),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     record.strategy ? el("blockquote", {}, el("small", {}, "strategy"), prose(record.strategy, "strategy-text"), strategyRecord && strategyRecord.tokens && state.tokens ? tokenRow(strategyRecord.tokens, run) : null) : null,
+    reflectionOf(record.reflection),
     state.tokens && record.tokens ? tokenRow(record.tokens, run) : el("ol", { class: "turns" }, record.turns.map((turn, k) => turnOf(turn, k, run))),
     el("footer", {},
       record.final_observation ? el("section", {}, el("small", {}, "last observation"), prose(record.final_observation, "observation")) : null,
