@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from hsg import metrics as mx
 from hsg.batch import Row, build_rows
 from hsg.chat import ChatFormat
 from hsg.checkpoint import save_checkpoint
 from hsg.config import Config
+from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
@@ -90,6 +90,7 @@ class Trainer:
         self, config: Config, task_set: TaskSet, model_path: str, distributed: Distributed, run: RunFolder | None
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
+        self.console = Console(config, is_main=distributed.is_main)
         self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
@@ -135,7 +136,7 @@ class Trainer:
             iteration += 1
             if self.run is not None:
                 self.run.metrics(iteration - 1, values)
-                self._print_line(iteration, values)
+                self.console.line(iteration, values)
             if config.evaluation.every and iteration % config.evaluation.every == 0:
                 self.evaluate(iteration, "training")
             late = config.train.max_seconds is not None and time.monotonic() - started >= config.train.max_seconds
@@ -164,7 +165,7 @@ class Trainer:
             kept = [s for c in candidates for s in c.kept]
             for i, episode in enumerate(episodes):
                 episode.strategy = kept[i // num_rollouts].text
-        with clock("rollout"), self._bar(f"iteration {iteration}", len(episodes)) as bar:
+        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
             played, judged = self.rollout.play(
                 episodes,
                 temperature=config.temperature.action,
@@ -380,22 +381,6 @@ class Trainer:
         for episode in (e for episodes in self._begun.values() for e in episodes):
             episode.abandon()
         self._begun.clear()
-
-    def _bar(self, description: str, total: int) -> Any:
-        hidden = True if self.config.log.quiet or not self.distributed.is_main else None
-        return tqdm(total=total, desc=description, unit="episode", leave=False, disable=hidden)
-
-    def _print_line(self, iteration: int, values: dict[str, float]) -> None:
-        if self.config.log.quiet:
-            return
-        shown = {
-            "outcome": "reward/outcome", "success": "reward/success", "turns": "rollout/turns",
-            "dead": "advantage/dead_groups", "flagged": "judge/flagged_share", "kl": "update/approx_kl",
-            "entropy": "update/entropy", "clip": "update/clip_fraction",
-        }  # fmt: skip
-        parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
-        seconds = values["time/iteration_seconds"]
-        tqdm.write(f"iteration {iteration}/{self.config.train.iterations}  {'  '.join(parts)}  {seconds:.1f}s")
 
 
 def _first_observation(group: Sequence[Episode]) -> str:
