@@ -42,7 +42,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
 
     import environments
     from experiments.curves import write_curves
-    from hsg.configfile import load_config
+    from hsg.configfile import load_config, unused_options
     from hsg.distributed import Distributed
     from hsg.tracking import RunFolder
     from hsg.trainer import Trainer
@@ -57,6 +57,9 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = distributed.from_main(name)
         check_before_work(config, task_set, name)
+        unused = unused_options(config)
+        if unused and distributed.is_main and not config.log.quiet:
+            print(f"not used by this run ({config.algorithm}): {', '.join(unused)}")
         model_path = prepare_model(config, task_set, distributed)
         trainer = Trainer(config, task_set, model_path, distributed, None)
         if distributed.is_main:  # only now: a model that cannot be loaded leaves no empty run behind
