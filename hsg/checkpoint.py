@@ -19,7 +19,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
+from hsg.underway import NonfiniteError, Underway
 
 
 class Stateful(Protocol):
@@ -82,6 +84,26 @@ class Checkpoints:
         self._saved = folder.name
         return state["iteration"]
 
+    @contextmanager
+    def rows_dumped(self, run: RunFolder | None, iteration: int, model: Any, tokenizer: Any) -> Iterator[None]:
+        """Where an update ends without finite numbers, write nonfinite/: the model, and the rows of each rank as a state.
+
+        `Underway.join([state], of=state).rows` are the rows again, to be forwarded by hand.
+        """
+        try:
+            yield
+        except NonfiniteError as error:
+            state = {"iteration": iteration, **Underway(error.rows).state_dict()}
+            states, weights = self.distributed.gather([state]), self.distributed.whole_weights(model)
+            if run is None:
+                raise
+            folder = run.path / "nonfinite"
+            shutil.rmtree(folder, ignore_errors=True)
+            save_model(folder / "model", model, tokenizer, weights=weights)
+            for rank, each in enumerate(states):
+                write_state(folder / f"rank_{rank}", each)
+            raise RuntimeError(f"{error}; the batch is in {folder}") from error
+
     def _forget(self, run: Path, newest: str) -> None:
         """Delete the oldest beyond `keep`, and those from the middle of an update that is over now."""
         others = [p for p in _folders(run) if p.name != newest]
@@ -112,10 +134,7 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         save_model(temporary / "model", model, tokenizer, weights=weights)
-        tensors: dict[str, Tensor] = {}
-        plain = _without_tensors(state, "", tensors)
-        (temporary / "state.json").write_text(json.dumps(plain), encoding="utf-8")
-        save_file(tensors, temporary / "state.safetensors")
+        write_state(temporary, state)
         sums = {path.relative_to(temporary).as_posix(): _checksum(path) for path in _files(temporary)}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1), encoding="utf-8")
         for path in [*_files(temporary), temporary / "model", temporary]:
@@ -156,6 +175,15 @@ def damage(folder: Path) -> str | None:
         return f"{wrong[0]} has another checksum" if wrong else None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"checksums.json cannot be used ({type(error).__name__})"
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Numbers, texts and tensors, nested in lists and dicts, into state.json and state.safetensors."""
+    tensors: dict[str, Tensor] = {}
+    plain = _without_tensors(state, "", tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state.json").write_text(json.dumps(plain), encoding="utf-8")
+    save_file(tensors, folder / "state.safetensors")
 
 
 def read_state(folder: Path, *, tensors: bool = True) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def shard(model: Any, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     register_fsdp_forward_method(model, "run_with_weights")
     with torch.no_grad():  # FSDP finds out at the first forward which module is the root
         forward_filler(model)
+    model.reshard()
 
 
 def layers(model: Any) -> list[nn.Module]:
@@ -83,7 +84,12 @@ def with_weights(function: Function) -> Function:
     def wrapped(model: Any, *args: Any, **options: Any) -> Any:
         if not is_sharded(model):
             return function(model, *args, **options)
-        return model.run_with_weights(function, *args, **options)
+        result = model.run_with_weights(function, *args, **options)
+        if not torch.is_grad_enabled():
+            # The root keeps its weights for a backward pass; where none comes, `parameters()` would go on giving these
+            # copies, and an optimizer or a checkpoint that asks would miss the slices.
+            model.reshard()
+        return result
 
     return wrapped  # type: ignore[return-value]
 
@@ -158,6 +164,8 @@ def in_step(models: Sequence[Any], device: torch.device) -> Iterator[None]:
         rounds.take_part(None)
         for hook in hooks:
             hook.remove()
+        for model in models:
+            model.reshard()
 
 
 def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:

@@ -34,7 +34,7 @@ from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.evaluation import evaluate, evaluation_tasks
-from hsg.faults import check_faults
+from hsg.faults import check_faults, fault_metrics
 from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
@@ -185,7 +185,7 @@ class Trainer:
         if iteration + 1 < self.config.train.iterations:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
             self._begun[iteration + 1] = self._begin(iteration + 1)
-        with clock("update"):
+        with clock("update"), self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer):
             update_values = self.learner.update(rows, iteration)
         self._collected = None
         with clock("records"):
@@ -251,7 +251,8 @@ class Trainer:
             if self.reflection.enabled:
                 collected.sums |= mx.reflection_metrics(draws, trajectories)
             collected.records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
-        collected.sums |= mx.cost_metrics(vars(costs), trajectories)
+        collected.sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
+        self.rollout.errors = []
         return rows, collected
 
     def _begin(self, iteration: int) -> list[Episode]:
