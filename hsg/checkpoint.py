@@ -37,8 +37,8 @@ class Stateful(Protocol):
     """A part of the run that changes while it trains."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON knows, and whole CPU tensors, nested in lists and in dicts with text keys. Called on every rank; the
-        main rank's is written, so a part that differs between ranks gathers what the others hold.
+        """What JSON knows, and whole tensors, nested in lists and in dicts (keys: all texts, or numbers). Called on every
+        rank; the main rank's is written, so a part that differs between ranks gathers what the others hold.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -198,7 +198,9 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         return {"tensor": path}
     if isinstance(value, Mapping):
-        return {key: _without_tensors(inner, f"{path}/{key}", tensors) for key, inner in value.items()}
+        held = {key: _without_tensors(inner, f"{path}/{key}", tensors) for key, inner in value.items()}
+        # JSON would make texts of an optimizer's numbers.
+        return held if all(isinstance(key, str) for key in held) else {"pairs": [[k, v] for k, v in held.items()]}
     if isinstance(value, (list, tuple)):
         return [_without_tensors(inner, f"{path}/{i}", tensors) for i, inner in enumerate(value)]
     return value
@@ -208,6 +210,8 @@ def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if set(value) == {"tensor"}:
             return tensors[value["tensor"]]
+        if set(value) == {"pairs"}:
+            return {key: _with_tensors(inner, tensors) for key, inner in value["pairs"]}
         return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
     return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
 

@@ -24,9 +24,9 @@ from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
-from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
-from hsg.packing import check_packing, make_layout, packed_attention
+from hsg.packing import Layout, check_packing, make_layout, packed_attention
 from hsg.sharding import like
 from hsg.types import ACTION, Batch, Tokens
 from hsg.underway import NonfiniteError, Underway
@@ -170,10 +170,11 @@ class Learner:
         for part in self.distributed.equally_many(self.model, self._split(live), [self._filler()]):
             with self._attention(self.model):
                 batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
+                shaping = self.config.advantage
                 loss, loss_metrics = policy_loss(
                     logprobs,
                     batch.old_logprobs,
-                    batch.advantages,
+                    entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
                     batch.response_mask,
                     levels=batch.levels,
                     ref_logprobs=batch.ref_logprobs,
@@ -259,12 +260,8 @@ class Learner:
     ) -> tuple[Batch, Tensor, Tensor | None]:
         """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless `update.packing` is off."""
         batch = collate(rows).to(self.distributed.device)
-        layout, positions = None, batch.input_ids.numel()
-        if self.config.update.packing != "off":
-            # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
-            lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-            layout = make_layout(batch.input_ids, lengths, share=self.config.update.packing == "prefix")
-            positions = len(layout)
+        layout = row_layout(rows, batch, self.config.update.packing)
+        positions = batch.input_ids.numel() if layout is None else len(layout)
         if torch.is_grad_enabled():
             self.costs.update_positions += positions
         else:
@@ -341,6 +338,15 @@ class Learner:
             return rows
         scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
+
+
+def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None:
+    """How the rows of a batch are packed (`update.packing`); None: they are padded."""
+    if packing == "off":
+        return None
+    # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
+    lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
+    return make_layout(batch.input_ids, lengths, share=packing == "prefix")
 
 
 def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:

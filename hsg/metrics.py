@@ -15,7 +15,9 @@ from hsg.types import Candidates, Judgment, Trajectory
 Sums = dict[str, tuple[float, float]]
 """Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
 
-TOTALS = ("cost/", "fault/", "advantage/penalty_only_groups", "time/sampled", "time/trained")
+TOTALS = (
+    "cost/", "fault/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained",
+)  # fmt: skip
 """Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
 
@@ -72,6 +74,19 @@ def speed_metrics(
         "time/sampled_tokens_per_second": (sampled / seconds, 0.0),
         "time/trained_tokens_per_second": (update["trained_tokens"] / seconds, 0.0),
         "time/matmul_share": (flops / seconds / matmul_rate, 1.0),
+    }
+
+
+def played_metrics(
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]], dropped: Mapping[str, int], turn_cap: int
+) -> Sums:
+    """Turns that environments were asked for, those of dropped groups too; what refills did; how long episodes may be."""
+    turns = sum(len(t.turns) for task in trajectories for group in task for t in group)
+    return {
+        "cost/environment_turns": (float(turns + dropped["turns"]), 0.0),
+        "rollout/dropped_groups": (float(dropped["groups"]), 0.0),
+        "rollout/refills": (float(dropped["rounds"]), 1.0),
+        "rollout/turn_cap": (float(turn_cap), 1.0),
     }
 
 

@@ -47,6 +47,7 @@ def shard(model: Any, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
     )
+    model.has_weights = False  # inside a function of `with_weights`
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     model.run_with_weights = types.MethodType(
         lambda self, function, *args, **options: function(self, *args, **options), model
@@ -82,9 +83,13 @@ def with_weights(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapped(model: Any, *args: Any, **options: Any) -> Any:
-        if not is_sharded(model):
+        if not is_sharded(model) or model.has_weights:
             return function(model, *args, **options)
-        result = model.run_with_weights(function, *args, **options)
+        model.has_weights = True
+        try:
+            result = model.run_with_weights(function, *args, **options)
+        finally:
+            model.has_weights = False
         if not torch.is_grad_enabled():
             # The root keeps its weights for a backward pass; where none comes, `parameters()` would go on giving these
             # copies, and an optimizer or a checkpoint that asks would miss the slices.

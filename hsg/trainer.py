@@ -28,8 +28,9 @@ from hsg import stopping
 from hsg.batch import Row, build_rows
 from hsg.build import make_frozen, make_judge, make_policy, training_tasks
 from hsg.checkpoint import Checkpoints
+from hsg.companions import Companions
 from hsg.config import Config
-from hsg.console import episode_bar, print_line
+from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
@@ -41,10 +42,11 @@ from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder
 from hsg.protocol import Task, TaskSet
 from hsg.records import iteration_records
+from hsg.refill import Dropped, Played, refill, spare_tasks
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
-from hsg.strategies import propose, select
+from hsg.strategies import propose, select, show_strategies
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 from hsg.underway import Collected
@@ -67,6 +69,7 @@ class Trainer:
         resume: Path | None = None,
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
+        self.console = Console(config, is_main=distributed.is_main)
         self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, resume / "model" if resume else model_path, distributed.device)
@@ -80,6 +83,8 @@ class Trainer:
         self._arithmetic = Arithmetic(self.model)
         self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
+        self.companions = Companions(config, self.model, model_path, distributed)
+        self.environment_turns = 0  # played in all, dropped ones too
         self.reflection = ReflectionBuffers(config.reflection)
         self.learner = Learner(
             config,
@@ -96,19 +101,22 @@ class Trainer:
         self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
         self.checkpoints.parts |= {"trainer": self, "learner": self.learner, "reflection": self.reflection}
+        self.checkpoints.parts["companions"] = self.companions
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself has to remember. The tasks follow from the seed and the iteration."""
         state: dict[str, Any] = {"model_path": self.model_path, "seconds": self.seconds, "evaluated": self._evaluated}
+        state["environment_turns"] = self.environment_turns
         if self._collected is not None:
             state["collected"] = self.distributed.gather([self._collected.state_dict()])
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seconds, self._evaluated = state["seconds"], state["evaluated"]
-        self._late = self._has_had_its_time()
+        self.environment_turns = state["environment_turns"]
+        self._late = self._has_had_its_share()
         if "collected" in state:
             self._collected = Collected.join(self.distributed.share(state["collected"]))
 
@@ -144,11 +152,11 @@ class Trainer:
                 while not self._over():
                     values = self.iterate(self.iteration)
                     self.iteration += 1
-                    self._late = self.distributed.from_main(self._has_had_its_time())
+                    self.environment_turns += int(values["cost/environment_turns"])
+                    self._late = self.distributed.from_main(self._has_had_its_share())
                     if self.run is not None:
                         self.run.metrics(self.iteration - 1, values)
-                        if not self.config.log.quiet:
-                            print_line(self.iteration, self.config.train.iterations, values)
+                        self.console.line(self.iteration, values)
                     self._evaluate_and_save()
                     self.distributed.stop_together()
         except stopping.Stopped:
@@ -159,11 +167,13 @@ class Trainer:
         return self.iteration
 
     def _over(self) -> bool:
-        return self._late or self.iteration >= self.config.train.iterations
+        return self._late or self.iteration >= self.config.train.iterations or not self.config.train.enabled
 
-    def _has_had_its_time(self) -> bool:
-        limit = self.config.train.max_seconds
-        return limit is not None and self.seconds >= limit
+    def _has_had_its_share(self) -> bool:
+        """Whether the run has used up its time or its environment turns."""
+        limits = (self.config.train.max_seconds, self.config.train.max_environment_turns)
+        spent = (self.seconds, self.environment_turns)
+        return any(limit is not None and used >= limit for limit, used in zip(limits, spent, strict=True))
 
     def _evaluate_and_save(self) -> None:
         """What is due between two iterations."""
@@ -184,7 +194,8 @@ class Trainer:
         collected = self._collected
         if iteration + 1 < self.config.train.iterations:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
-            self._begun[iteration + 1] = self._begin(iteration + 1)
+            following = self.distributed.share(list(enumerate(self.next_tasks(iteration + 1))))
+            self._begun[iteration + 1] = self._begin(iteration + 1, following)
         with clock("update"), self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer):
             update_values = self.learner.update(rows, iteration)
         self._collected = None
@@ -210,30 +221,15 @@ class Trainer:
         """Everything before the update: this rank's rows, and what the log wants to know of them."""
         config = self.config
         num_strategies, num_rollouts = config.group_shape
-        tasks = self.next_tasks(iteration)
-        mine = self.distributed.share(list(enumerate(tasks)))
+        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
         costs = RolloutCosts()
 
-        episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
-        candidates: list[Candidates] | None = None
-        draws = self._reflect(iteration, [task for _, task in mine], episodes)
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
         models = [self.model, *([self.judge.model] if self.judge else [])]
         with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
-            if self.embed is not None:
-                candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, draws, costs, clock)
-                kept = [s for c in candidates for s in c.kept]
-                for i, episode in enumerate(episodes):
-                    episode.strategy = kept[i // num_rollouts].text
-            quiet = config.log.quiet or not self.distributed.is_main
-            with clock("rollout"), episode_bar(f"iteration {iteration}", len(episodes), quiet=quiet) as bar:
-                played, judged = self.rollout.play(
-                    episodes,
-                    temperature=config.temperature.action,
-                    strategy_temperature=config.temperature.strategy,
-                    costs=costs,
-                    judge=self.judge,
-                    on_progress=lambda finished: bar.update(finished - bar.n),
-                )
+            groups = self._play(iteration, mine, episodes, costs, clock)
+            groups, dropped = self._refill(iteration, groups, costs, clock)
+        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
         check_faults(config, self.distributed, played)
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
@@ -241,24 +237,62 @@ class Trainer:
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
-        collected = Collected(costs=costs)
-        rows: list[Row] = []
-        if mine:
-            strategies = None if candidates is None else [c.kept for c in candidates]
-            credit = assign_credit(config, strategies, trajectories, judgments)
-            rows = build_rows(strategies, trajectories, credit)
-            collected.sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
-            if self.reflection.enabled:
-                collected.sums |= mx.reflection_metrics(draws, trajectories)
-            collected.records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
-        collected.sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
+        with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
+            signals = self.companions.read(played)
+        strategies = None if candidates is None else [c.kept for c in candidates]
+        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
+        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+        if self.reflection.enabled:
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
+        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+        sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
         self.rollout.errors = []
-        return rows, collected
+        with clock("companions"):
+            sums |= self.companions.learn(played, credit, iteration)
+        records = []
+        if mine:
+            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
+        return build_rows(strategies, trajectories, credit), Collected(sums, records, costs)
 
-    def _begin(self, iteration: int) -> list[Episode]:
-        """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
-        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
-        return self.rollout.begin(self._requests(iteration, mine))
+    def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
+        """Start the N*M environments of each place's task; nobody waits for them yet."""
+        return self.rollout.begin(self._requests(iteration, places), self.config.rollout.turn_cap(iteration))
+
+    def _play(
+        self,
+        iteration: int,
+        places: list[tuple[int, Task]],
+        episodes: list[Episode],
+        costs: RolloutCosts,
+        clock: Clock,
+    ) -> Played:
+        """Strategies for the tasks, then their episodes to their ends."""
+        config = self.config
+        tasks = [task for _, task in places]
+        candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, tasks, episodes)
+        if self.embed is not None:
+            candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
+            show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
+        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
+            played, judged = self.rollout.play(
+                episodes,
+                temperature=config.temperature.action,
+                strategy_temperature=config.temperature.strategy,
+                costs=costs,
+                judge=self.judge,
+                on_progress=lambda finished: bar.update(finished - bar.n),
+            )
+        return Played(places, candidates, played, judged, draws)
+
+    def _refill(self, iteration: int, played: Played, costs: RolloutCosts, clock: Clock) -> tuple[Played, Dropped]:
+        """Dead groups replaced, where `rollout.max_refills` allows it."""
+
+        def play(places: list[tuple[int, Task]]) -> Played:
+            return self._play(iteration, places, self._begin(iteration, places), costs, clock)
+
+        spare = spare_tasks(self.tasks, self.next_tasks(iteration), self.config.seed, iteration)
+        return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
