@@ -17,24 +17,19 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from experiments.arguments import Parser
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
 OURS = ("hsg", "environments", "experiments", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad arguments are bad input like any other: one line instead of the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         description="Train a language-model agent with strategies.",
-        epilog="example: accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set seed=1",
+        epilog="examples: hsg train --set seed=1; accelerate launch experiments/run.py --config my.yaml --set seed=1",
     )
     parser.add_argument("--config", help="YAML with the differences from defaults (quickstart.yaml)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
@@ -44,6 +39,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="auto|FOLDER|none",
         help="go on with a run: run.dir/run.name, or that folder",
     )
+    quiet = "plain lines and no bars, as in logs (--set log.quiet=true)"
+    parser.add_argument("--quiet", action="append_const", dest="set", const="log.quiet=true", help=quiet)
     return parser.parse_args(arguments)
 
 
@@ -73,10 +70,10 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = resumed.folder.name if resumed else distributed.from_main(name)
         check_before_work(config, task_set, None if resumed else name)
+        checkpoint = resumed.checkpoint if resumed else None
         unused = unused_options(config)
         if unused and distributed.is_main and not config.log.quiet:
             print(f"not used by this run ({config.algorithm}): {', '.join(unused)}")
-        checkpoint = resumed.checkpoint if resumed else None
         if resumed and checkpoint:
             model_path = resumed.state["trainer"]["model_path"]
             if distributed.is_main:

@@ -10,10 +10,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from experiments.study import Study
+from experiments.study_file import Study
 
 Value = tuple[float, float | None]
 """Mean over seeds and their sample standard deviation; None for a single seed."""

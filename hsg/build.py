@@ -14,6 +14,7 @@ from hsg.judge import Judge
 from hsg.models import load_policy, stop_ids
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout
+from hsg.taskfile import choose_listed
 
 
 def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
@@ -46,6 +47,8 @@ def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
 def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
     """The tasks of the training split. ValueError where there are too few for one iteration."""
     tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
+    if config.tasks.file is not None:
+        tasks = choose_listed(tasks, config.tasks.file)
     if config.num_tasks > len(tasks):
         raise ValueError(
             f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "

@@ -19,7 +19,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,14 +30,15 @@ from torch import Tensor
 
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
+from hsg.underway import NonfiniteError, Underway
 
 
 class Stateful(Protocol):
     """A part of the run that changes while it trains."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What JSON knows, and whole CPU tensors, nested in lists and in dicts with text keys. Called on every rank; the
-        main rank's is written, so a part that differs between ranks gathers what the others hold.
+        """What JSON knows, and whole tensors, nested in lists and in dicts (keys: all texts, or numbers). Called on every
+        rank; the main rank's is written, so a part that differs between ranks gathers what the others hold.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -82,6 +84,26 @@ class Checkpoints:
         self._saved = folder.name
         return state["iteration"]
 
+    @contextmanager
+    def rows_dumped(self, run: RunFolder | None, iteration: int, model: Any, tokenizer: Any) -> Iterator[None]:
+        """Where an update ends without finite numbers, write nonfinite/: the model, and the rows of each rank as a state.
+
+        `Underway.join([state], of=state).rows` are the rows again, to be forwarded by hand.
+        """
+        try:
+            yield
+        except NonfiniteError as error:
+            state = {"iteration": iteration, **Underway(error.rows).state_dict()}
+            states, weights = self.distributed.gather([state]), self.distributed.whole_weights(model)
+            if run is None:
+                raise
+            folder = run.path / "nonfinite"
+            shutil.rmtree(folder, ignore_errors=True)
+            save_model(folder / "model", model, tokenizer, weights=weights)
+            for rank, each in enumerate(states):
+                write_state(folder / f"rank_{rank}", each)
+            raise RuntimeError(f"{error}; the batch is in {folder}") from error
+
     def _forget(self, run: Path, newest: str) -> None:
         """Delete the oldest beyond `keep`, and those from the middle of an update that is over now."""
         others = [p for p in _folders(run) if p.name != newest]
@@ -112,10 +134,7 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         save_model(temporary / "model", model, tokenizer, weights=weights)
-        tensors: dict[str, Tensor] = {}
-        plain = _without_tensors(state, "", tensors)
-        (temporary / "state.json").write_text(json.dumps(plain), encoding="utf-8")
-        save_file(tensors, temporary / "state.safetensors")
+        write_state(temporary, state)
         sums = {path.relative_to(temporary).as_posix(): _checksum(path) for path in _files(temporary)}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1), encoding="utf-8")
         for path in [*_files(temporary), temporary / "model", temporary]:
@@ -158,6 +177,15 @@ def damage(folder: Path) -> str | None:
         return f"checksums.json cannot be used ({type(error).__name__})"
 
 
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Numbers, texts and tensors, nested in lists and dicts, into state.json and state.safetensors."""
+    tensors: dict[str, Tensor] = {}
+    plain = _without_tensors(state, "", tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state.json").write_text(json.dumps(plain), encoding="utf-8")
+    save_file(tensors, folder / "state.safetensors")
+
+
 def read_state(folder: Path, *, tensors: bool = True) -> dict[str, Any]:
     """What `save_checkpoint` was given as state, with the tensors in their places (if they are wanted)."""
     plain = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -170,7 +198,9 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value.detach().cpu().contiguous().clone()  # safetensors refuses tensors that share memory
         return {"tensor": path}
     if isinstance(value, Mapping):
-        return {key: _without_tensors(inner, f"{path}/{key}", tensors) for key, inner in value.items()}
+        held = {key: _without_tensors(inner, f"{path}/{key}", tensors) for key, inner in value.items()}
+        # JSON would make texts of an optimizer's numbers.
+        return held if all(isinstance(key, str) for key in held) else {"pairs": [[k, v] for k, v in held.items()]}
     if isinstance(value, (list, tuple)):
         return [_without_tensors(inner, f"{path}/{i}", tensors) for i, inner in enumerate(value)]
     return value
@@ -180,6 +210,8 @@ def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if set(value) == {"tensor"}:
             return tensors[value["tensor"]]
+        if set(value) == {"pairs"}:
+            return {key: _with_tensors(inner, tensors) for key, inner in value["pairs"]}
         return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
     return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
 

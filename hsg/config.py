@@ -38,6 +38,11 @@ class EnvironmentConfig:
 
 
 @dataclass(frozen=True)
+class TasksConfig:
+    file: str | None = None  # train only on the tasks of the training split whose ids it lists; None: on all
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     path: str = "nano"  # nano (built and warm-started here) | smollm2 (its wheel) | hub id | folder
     encoder: str = "minilm"  # minilm (its wheel) | hub id | folder: embeds strategies for the selector
@@ -301,6 +306,7 @@ class Config:
     kappa: float = 0.1  # penalty of a flagged turn
     run: RunConfig = field(default_factory=RunConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)

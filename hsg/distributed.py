@@ -106,14 +106,21 @@ class Distributed:
         missing = int(self.max(float(len(held)))) - len(held)
         yield from [*held, *[filler] * missing]
 
-    def clip_gradients(self, model: Any, max_norm: float) -> float:
-        """Add the gradients over ranks and clip them; a rank without one contributes zeros. Returns their norm."""
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if self.world_size > 1 and not sharding.is_sharded(model):
-            for parameter in parameters:
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Add every parameter's gradient over ranks; a rank without one contributes zeros."""
+        if self.world_size == 1:
+            return
+        for parameter in parameters:
+            if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 torch.distributed.all_reduce(parameter.grad)
+
+    def clip_gradients(self, model: Any, max_norm: float) -> float:
+        """Add the gradients over ranks and clip them; a rank without one contributes zeros. Returns their norm."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if not sharding.is_sharded(model):
+            self.sum_gradients(parameters)
         return sharding.whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm)).item()
 
     def gather(self, items: Sequence[T]) -> list[T]:

@@ -21,6 +21,16 @@ def fault_kind(error: str) -> str:
     return error.partition(":")[0]
 
 
+KINDS = {"timeout": "timeout", "NonsenseError": "nonsense", "EnvironmentFault": "engine"}
+"""What a rollout's environment did, by the first word of its error: all the others raised something of their own."""
+
+
+def fault_metrics(errors: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Rollouts that broke, by kind, each attempt counted: totals over ranks, not shares."""
+    kinds = Counter(KINDS.get(fault_kind(error), "raised") for error in errors)
+    return {f"fault/{kind}": (float(kinds[kind]), 0.0) for kind in ("raised", *KINDS.values())}
+
+
 def check_faults(config: Config, distributed: Distributed, played: Sequence[Trajectory]) -> None:
     """RuntimeError where more than `rollout.max_error_fraction` of an iteration broke, or all of it; ranks decide together."""
     errors = [t.error or "" for t in played if t.stop_reason in FAULTS]

@@ -29,7 +29,7 @@ from hsg.models import score
 from hsg.packing import Layout, check_packing, make_layout, packed_attention
 from hsg.sharding import like
 from hsg.types import ACTION, Batch, Tokens
-from hsg.underway import Underway
+from hsg.underway import NonfiniteError, Underway
 
 
 @dataclass
@@ -166,6 +166,7 @@ class Learner:
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
         parts_metrics = []
+        total = torch.zeros((), device=device)
         for part in self.distributed.equally_many(self.model, self._split(live), [self._filler()]):
             with self._attention(self.model):
                 batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
@@ -189,6 +190,7 @@ class Learner:
                     **options,
                 )
                 loss.backward()
+            total = total + loss.detach().float()
             if self._gaps is not None:
                 self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
             num_trained = int(batch.response_mask.sum())
@@ -199,15 +201,13 @@ class Learner:
             gaps, self._gaps = self._gaps, None
             values |= self._check_gap(gaps)
         norm = self.distributed.clip_gradients(self.model, self.config.optimizer.max_grad_norm)
-        if not math.isfinite(norm):
+        # The norm is that of the added gradients, but a loss can be infinite on one rank alone.
+        if self.distributed.max(float(not (math.isfinite(norm) and math.isfinite(total.item())))) > 0:
             values["update/skipped_nonfinite"] += 1
             self.nonfinite_in_a_row += 1
             self.optimizer.zero_grad(set_to_none=True)
             if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
-                raise RuntimeError(
-                    f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
-                    "lower optimizer.lr or look at the last trajectories"
-                )
+                raise NonfiniteError(self.nonfinite_in_a_row, rows)
             return self._merged(parts_metrics, mine), None
         self.nonfinite_in_a_row = 0
         for group in self.optimizer.param_groups:

@@ -15,7 +15,9 @@ from hsg.types import Candidates, Judgment, Trajectory
 Sums = dict[str, tuple[float, float]]
 """Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
 
-TOTALS = ("cost/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained")
+TOTALS = (
+    "cost/", "fault/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained",
+)  # fmt: skip
 """Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
 

@@ -268,6 +268,7 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
 
 
+@with_weights
 def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Tensor:
     """Last hidden states (n, D) that predict the sampled tokens, row after row; `layout` as in `score`."""
     mask = batch.response_mask  # (B, T-1)

@@ -42,7 +42,8 @@ def iteration_records(
     records: list[dict[str, Any]] = []
     for p, groups in enumerate(trajectories):
         task_index = first_task_index + p
-        head = {"task_id": groups[0][0].task.id, "task_index": task_index}
+        task = groups[0][0].task
+        head = {"task_id": task.id, "task_kind": task.kind, "task_index": task_index}
         if candidates is not None:
             drawn = candidates[p].strategies
             records.append(

@@ -47,6 +47,7 @@ def shard(model: Any, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
     )
+    model.has_weights = False  # inside a function of `with_weights`
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     model.run_with_weights = types.MethodType(
         lambda self, function, *args, **options: function(self, *args, **options), model
@@ -60,6 +61,7 @@ def shard(model: Any, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     register_fsdp_forward_method(model, "run_with_weights")
     with torch.no_grad():  # FSDP finds out at the first forward which module is the root
         forward_filler(model)
+    model.reshard()
 
 
 def layers(model: Any) -> list[nn.Module]:
@@ -81,9 +83,18 @@ def with_weights(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapped(model: Any, *args: Any, **options: Any) -> Any:
-        if not is_sharded(model):
+        if not is_sharded(model) or model.has_weights:
             return function(model, *args, **options)
-        return model.run_with_weights(function, *args, **options)
+        model.has_weights = True
+        try:
+            result = model.run_with_weights(function, *args, **options)
+        finally:
+            model.has_weights = False
+        if not torch.is_grad_enabled():
+            # The root keeps its weights for a backward pass; where none comes, `parameters()` would go on giving these
+            # copies, and an optimizer or a checkpoint that asks would miss the slices.
+            model.reshard()
+        return result
 
     return wrapped  # type: ignore[return-value]
 
@@ -158,6 +169,8 @@ def in_step(models: Sequence[Any], device: torch.device) -> Iterator[None]:
         rounds.take_part(None)
         for hook in hooks:
             hook.remove()
+        for model in models:
+            model.reshard()
 
 
 def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:

@@ -29,13 +29,14 @@ from hsg.build import make_frozen, make_judge, make_policy, training_tasks
 from hsg.checkpoint import Checkpoints
 from hsg.companions import Companions
 from hsg.config import Config
-from hsg.console import episode_bar, print_line
+from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.curriculum import iteration_tasks, make_requests, spare_tasks
 from hsg.distributed import Distributed
 from hsg.episode import Episode, first_observation
 from hsg.evaluation import evaluate, evaluation_tasks
-from hsg.faults import check_faults
+from hsg.faults import check_faults, fault_metrics
+from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder
@@ -68,6 +69,7 @@ class Trainer:
         resume: Path | None = None,
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
+        self.console = Console(config, is_main=distributed.is_main)
         self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, resume / "model" if resume else model_path, distributed.device)
@@ -98,8 +100,8 @@ class Trainer:
         self._collected: Collected | None = None  # of the iteration whose update is under way
         self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
-        self.checkpoints.parts |= {"trainer": self, "learner": self.learner}
-        self.checkpoints.parts |= {"reflection": self.reflection, "companions": self.companions}
+        self.checkpoints.parts |= {"trainer": self, "learner": self.learner, "reflection": self.reflection}
+        self.checkpoints.parts["companions"] = self.companions
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
@@ -114,7 +116,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seconds, self._evaluated = state["seconds"], state["evaluated"]
         self.environment_turns = state["environment_turns"]
-        self._late = self._has_had_its_time()
+        self._late = self._has_had_its_share()
         if "collected" in state:
             self._collected = Collected.join(self.distributed.share(state["collected"]))
 
@@ -151,11 +153,10 @@ class Trainer:
                     values = self.iterate(self.iteration)
                     self.iteration += 1
                     self.environment_turns += int(values["cost/environment_turns"])
-                    self._late = self.distributed.from_main(self._has_had_its_time())
+                    self._late = self.distributed.from_main(self._has_had_its_share())
                     if self.run is not None:
                         self.run.metrics(self.iteration - 1, values)
-                        if not self.config.log.quiet:
-                            print_line(self.iteration, self.config.train.iterations, values)
+                        self.console.line(self.iteration, values)
                     self._evaluate_and_save()
                     self.distributed.stop_together()
         except stopping.Stopped:
@@ -166,13 +167,13 @@ class Trainer:
         return self.iteration
 
     def _over(self) -> bool:
-        options = self.config.train
-        return self._late or not options.enabled or self.iteration >= options.iterations
+        return self._late or self.iteration >= self.config.train.iterations or not self.config.train.enabled
 
-    def _has_had_its_time(self) -> bool:
-        seconds, turns = self.config.train.max_seconds, self.config.train.max_environment_turns
-        late = seconds is not None and self.seconds >= seconds
-        return late or (turns is not None and self.environment_turns >= turns)
+    def _has_had_its_share(self) -> bool:
+        """Whether the run has used up its time or its environment turns."""
+        limits = (self.config.train.max_seconds, self.config.train.max_environment_turns)
+        spent = (self.seconds, self.environment_turns)
+        return any(limit is not None and used >= limit for limit, used in zip(limits, spent, strict=True))
 
     def _evaluate_and_save(self) -> None:
         """What is due between two iterations."""
@@ -195,7 +196,7 @@ class Trainer:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
             following = self.distributed.share(list(enumerate(self.next_tasks(iteration + 1))))
             self._begun[iteration + 1] = self._begin(iteration + 1, following)
-        with clock("update"):
+        with clock("update"), self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer):
             update_values = self.learner.update(rows, iteration)
         self._collected = None
         with clock("records"):
@@ -236,21 +237,22 @@ class Trainer:
         trajectories = nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
-        with clock("companions"):
+        with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
             signals = self.companions.read(played)
         strategies = None if candidates is None else [c.kept for c in candidates]
         credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
-        rows = build_rows(strategies, trajectories, credit)
-        collected = Collected(costs=costs, sums=mx.rollout_metrics(candidates, trajectories, judgments, credit))
-        with clock("companions"):
-            collected.sums |= self.companions.learn(played, credit, iteration)
+        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
         if self.reflection.enabled:
-            collected.sums |= mx.reflection_metrics(groups.draws, trajectories)
-        collected.sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
-        collected.sums |= mx.cost_metrics(vars(costs), trajectories)
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
+        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+        sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
+        self.rollout.errors = []
+        with clock("companions"):
+            sums |= self.companions.learn(played, credit, iteration)
+        records = []
         if mine:
-            collected.records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
-        return rows, collected
+            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
+        return build_rows(strategies, trajectories, credit), Collected(sums, records, costs)
 
     def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
         """Start the N*M environments of each place's task; nobody waits for them yet."""
@@ -274,8 +276,7 @@ class Trainer:
         if self.embed is not None:
             candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
             show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
-        quiet = config.log.quiet or not self.distributed.is_main
-        with clock("rollout"), episode_bar(f"iteration {iteration}", len(episodes), quiet=quiet) as bar:
+        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
             played, judged = self.rollout.play(
                 episodes,
                 temperature=config.temperature.action,

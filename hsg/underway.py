@@ -70,3 +70,14 @@ class Underway:
                 rows.append(Row(**{**row, "tokens": tokens, "trajectory": number}))
         metrics = [part for state in states for part in state["metrics"]]
         return cls(rows, of["num_done"], metrics, list(of["norms"]), dict(of["values"]))
+
+
+class NonfiniteError(RuntimeError):
+    """Too many optimizer steps in a row without finite numbers. `rows`: this rank's mini-batch of the last one."""
+
+    def __init__(self, times: int, rows: list[Row]) -> None:
+        super().__init__(
+            f"gradients must be finite, got {times} optimizer steps in a row that are not; "
+            "lower optimizer.lr or look at the last trajectories"
+        )
+        self.rows = rows
