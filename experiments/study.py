@@ -62,7 +62,9 @@ def run_cell(study: Study, cell: Cell, out: Path) -> dict[str, Any]:
             trainer.run = run = RunFolder(config, str(config.run.name))
             if config.evaluation.initial:
                 trainer.evaluate(0, "before training")
-            trainer.train()
+            iterations = trainer.train()
+            if config.evaluation.final:
+                trainer.evaluate(iterations, "after training")
         trained_seconds = time.process_time() - began
         tasks = evaluation_tasks(config, task_set, study.split)
         embed = trainer.embed or load_encoder(config.model.encoder, distributed.device).embed

@@ -32,8 +32,7 @@ from hsg.generation import derive_seed, make_generator
 from hsg.learner import row_layout
 from hsg.models import autocast, load_policy, sampled_hidden
 from hsg.packing import packed_attention
-from hsg.sharding import with_weights
-from hsg.types import ACTION, Tokens, Trajectory
+from hsg.types import ACTION, Trajectory
 
 Sums = dict[str, tuple[float, float]]
 """As in metrics.py: name -> (sum, count)."""
@@ -77,31 +76,20 @@ class Companions:
 # --------------------------------------------------------------------------------------------------- the forward pass
 
 
-_hidden_with_weights = with_weights(sampled_hidden)
-_NOTHING = Row(
-    Tokens(torch.zeros(2, dtype=torch.long), torch.zeros(1).bool(), torch.zeros(1), torch.ones(1)),
-    torch.zeros(1),
-    ACTION,
-    0,
-)
-"""A row without a sampled token, for a rank that only takes part in the forward of a sharded model."""
-
-
 def forward_rows(
-    model: Any, rows: Sequence[Row], config: Config, distributed: Distributed
+    model: Any, rows: Sequence[Row], config: Config, device: torch.device
 ) -> Iterator[tuple[list[Row], Tensor, int]]:
     """(rows, (n, D) hidden states before each sampled token, positions forwarded) of one micro-batch after the other.
 
-    Backward passes belong between two of them: the packed attention is only set in here.
+    Backward passes belong between two of them: the packed attention is only set in here. A sharded model has to be gathered.
     """
     packing = config.update.packing
     with contextlib.nullcontext() if packing == "off" else packed_attention(model):
-        parts = microbatches(rows, config.update.microbatch_tokens, packing=packing)
-        for part in distributed.equally_many(model, parts, [_NOTHING]):
-            batch = collate(part).to(distributed.device)
+        for part in microbatches(rows, config.update.microbatch_tokens, packing=packing):
+            batch = collate(part).to(device)
             layout = row_layout(part, batch, packing)
             with autocast(model):
-                hidden = _hidden_with_weights(model, batch, layout)
+                hidden = sampled_hidden(model, batch, layout)
             yield part, hidden, batch.input_ids.numel() if layout is None else len(layout)
 
 
@@ -153,7 +141,7 @@ class Critic:
         began = time.monotonic()
         rows = rows_of(trajectories)
         found: dict[int, Tensor] = {}
-        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed):
+        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed.device):
             self._positions += positions
             values = self._head(hidden).double().cpu()
             for row, of_row in zip(part, values.split([row.tokens.num_sampled for row in part]), strict=True):
@@ -217,7 +205,7 @@ class Critic:
             return torch.zeros(4, dtype=torch.float64)
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.tensor([0.0, 0.0, 1.0, mine], dtype=torch.float64)
-        for part, hidden, positions in forward_rows(self.body, rows, self.config, self.distributed):
+        for part, hidden, positions in forward_rows(self.body, rows, self.config, device):
             self._positions += positions
             held = [targets[id(row.tokens)] for row in part]
             counts = torch.cat([t.counts for t in held]).to(device)
@@ -328,7 +316,7 @@ class Novelty:
 
     def _last_hidden(self, model: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
-        for part, hidden, _ in forward_rows(model, rows_of(trajectories), self.config, self.distributed):
+        for part, hidden, _ in forward_rows(model, rows_of(trajectories), self.config, self.distributed.device):
             for row, of_row in zip(part, hidden.split([row.tokens.num_sampled for row in part]), strict=True):
                 found[id(row.tokens)] = of_row.double().cpu()
         result = []

@@ -36,7 +36,6 @@ from hsg.distributed import Distributed
 from hsg.episode import Episode, first_observation
 from hsg.evaluation import evaluate, evaluation_tasks
 from hsg.faults import check_faults, fault_metrics
-from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder

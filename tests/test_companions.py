@@ -55,7 +55,7 @@ def test_hidden_states_are_those_of_whole_rows(guesser_folder: Path, played: lis
     assert [row.trajectory for row in rows] == [0, 2]
     found = {}
     with torch.no_grad():
-        for part, hidden, _ in forward_rows(model, rows, config, Distributed()):
+        for part, hidden, _ in forward_rows(model, rows, config, torch.device("cpu")):
             for row, states in zip(part, hidden.split([r.tokens.num_sampled for r in part]), strict=True):
                 found[row.trajectory] = states
         for row in rows:

@@ -13,7 +13,10 @@ import pytest
 from experiments import study as studies
 from experiments.study import learning_curve, main, result_path, run_study
 from experiments.study_file import Cell, Study, make_cells, read_study
-from experiments.study_table import hard_tasks, look_up, mean_and_spread, write_results
+from experiments.study_table import hard_tasks, look_up, mean_and_spread, mean_curve, write_results
+from experiments.warmstart import _settings_that_matter
+from hsg.algorithms import ALGORITHMS
+from hsg.configfile import load_config
 
 STUDIES = Path(studies.__file__).parent / "studies"
 STUDY = Study(
