@@ -180,7 +180,7 @@ def test_grpo_is_strata_with_one_constant_strategy(make: Make, monkeypatch: pyte
     flat = make(algorithm="grpo", num_strategies=1, num_rollouts=6, judge=QUIET)
     held: list[Any] = []
     monkeypatch.setattr(Learner, "update", lambda self, rows, i: held.extend(rows) or {})
-    monkeypatch.setattr(flat.rollout, "play", lambda episodes, **_: replayed(strata, flat, episodes))
+    monkeypatch.setattr(flat.collector.rollout, "play", lambda episodes, **_: replayed(strata, flat, episodes))
     flat.iterate(0)
     assert len(held) == len(rows) == 12
     assert any(row.advantages.any() for row in rows)
@@ -231,7 +231,7 @@ def test_untrained_methods_only_ask(make: Make, algorithm: str) -> None:  # noqa
     before = weights(trainer)
     assert trainer.train() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-    prompts: Prompts = trainer.rollout.prompts
+    prompts: Prompts = trainer.collector.rollout.prompts
     texts = [prompts.first_action("SEEN", None), prompts.next_action(2, "SEEN"),
              prompts.window(2, "FIRST", None, [(1, "x", "did")], "SEEN")]  # fmt: skip
     for text in texts:
@@ -269,7 +269,7 @@ def test_resumed_run_has_its_companions_and_its_turns(make: Make, tmp_path: Path
 
 
 def everything_learned(trainer: Trainer) -> dict[str, Any]:
-    critic, novelty = trainer.companions.critic, trainer.companions.novelty
+    critic, novelty = trainer.collector.companions.critic, trainer.collector.companions.novelty
     assert critic is not None
     assert novelty is not None
     return {"policy": list(trainer.model.parameters()), "critic": critic.parameters,
@@ -281,6 +281,7 @@ def everything_learned(trainer: Trainer) -> dict[str, Any]:
 RANK_SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
+import hsg.collector
 import hsg.trainer
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
@@ -293,7 +294,7 @@ distributed = Distributed()
 run = RunFolder(config, name) if distributed.is_main else None
 trainer = hsg.trainer.Trainer(config, MixedTaskSet(), model, distributed, run)
 trainer.train()
-critic, novelty = trainer.companions.critic, trainer.companions.novelty
+critic, novelty = trainer.collector.companions.critic, trainer.collector.companions.novelty
 held = [*trainer.model.parameters(), *critic.parameters, *novelty.predictor.parameters()]
 torch.save([p.detach() for p in held], f"{folder}/{name}.{distributed.rank}.pt")
 trainer.close()
