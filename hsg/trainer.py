@@ -16,7 +16,6 @@ A flat method is the same loop with N = 1 group of all rollouts and no strategie
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +32,9 @@ from hsg.config import Config
 from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
-from hsg.episode import Episode, Request
+from hsg.episode import Episode, first_observation
 from hsg.evaluation import evaluate, evaluation_tasks
 from hsg.faults import check_faults, fault_metrics
-from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder
@@ -45,6 +43,7 @@ from hsg.records import iteration_records
 from hsg.refill import Dropped, Played, refill, spare_tasks
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Rollout, RolloutCosts
+from hsg.schedule import scheduled_requests, scheduled_tasks
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select, show_strategies
 from hsg.tracking import RunFolder
@@ -256,7 +255,9 @@ class Trainer:
 
     def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
         """Start the N*M environments of each place's task; nobody waits for them yet."""
-        return self.rollout.begin(self._requests(iteration, places), self.config.rollout.turn_cap(iteration))
+        return self.rollout.begin(
+            scheduled_requests(self.config, iteration, places), self.config.rollout.turn_cap(iteration)
+        )
 
     def _play(
         self,
@@ -295,31 +296,8 @@ class Trainer:
         return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
 
     def next_tasks(self, iteration: int) -> list[Task]:
-        """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
-        per_pass = len(self.tasks) // self.config.num_tasks
-        number, place = divmod(iteration, per_pass)
-        order = list(range(len(self.tasks)))
-        random.Random(derive_seed("tasks", self.config.seed, number)).shuffle(order)
-        begin = place * self.config.num_tasks
-        return [self.tasks[i] for i in order[begin : begin + self.config.num_tasks]]
-
-    def _requests(self, iteration: int, mine: Sequence[tuple[int, Task]]) -> list[Request]:
-        seed = self.config.seed
-        num_strategies, num_rollouts = self.config.group_shape
-        return [
-            Request(
-                task,
-                index,
-                # All rollouts of a task start from the same world: only what the policy does may differ.
-                derive_seed("environment", seed, iteration, task.id),
-                n,
-                m,
-                ("rollout", seed, iteration, task.id, n, m),
-            )
-            for index, task in mine
-            for n in range(num_strategies)
-            for m in range(num_rollouts)
-        ]
+        """P tasks."""
+        return scheduled_tasks(self.config, self.tasks, iteration)
 
     def _draw_strategies(
         self,
@@ -339,7 +317,7 @@ class Trainer:
         with clock("environment_start"):
             for p in range(len(tasks)):
                 group = episodes[p * per_task : (p + 1) * per_task]
-                observations.append(_first_observation(group))
+                observations.append(first_observation(group))
         keys: list[tuple[object, ...]] = [("rollout", config.seed, iteration, task.id) for task in tasks]
         with clock("strategies"):
             drawn = propose(
@@ -417,15 +395,6 @@ class Trainer:
         for episode in (e for episodes in self._begun.values() for e in episodes):
             episode.abandon()
         self._begun.clear()
-
-
-def _first_observation(group: Sequence[Episode]) -> str:
-    """What the first episode of a task that starts at all shows; all of them show the same."""
-    for episode in group:
-        episode.wait()
-        if episode.first_observation is not None:
-            return episode.first_observation
-    return ""
 
 
 def _nest(flat: Sequence[Any], num_strategies: int, num_rollouts: int) -> list[list[list[Any]]]:

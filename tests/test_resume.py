@@ -113,6 +113,23 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(root: Path, what: str,
     assert_same_run(expected, root / name)
 
 
+STATEFUL = [
+    "reflection.p_bad=0.4", "reflection.p_good=0.3", "rnd.weight=0.1", "advantage.estimator=gae", "rollout.max_refills=1",
+    "strategy.per=none", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_all_that_has_a_state_comes_back(root: Path) -> None:
+    """Critic, novelty predictor and reflection buffers too: 6 iterations in one piece, and with a kill after three."""
+    straight = run(root, "stateful", *STATEFUL)
+    assert straight.status == [0], straight.output[-3000:]
+    killed = run(root, "stateful-killed", *STATEFUL, kill=("optimizer_step", 14))
+    assert killed.status == [-signal.SIGKILL], killed.output[-3000:]
+    assert run(root, "stateful-killed", resume="auto", *STATEFUL).status == [0]
+    assert_same_run(root / "stateful", root / "stateful-killed")
+
+
 @pytest.mark.slow
 def test_finished_run_is_left_alone(root: Path) -> None:
     folder = whole(root, 1)
