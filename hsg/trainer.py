@@ -93,27 +93,26 @@ class Trainer:
             reference=None if self.reference is None else self.reference.model,
         )
         self.iteration, self.model_path = 0, model_path
-        self._evaluated = 0  # the iteration after which the last evaluation was
+        self.evaluated = 0  # the iteration after which the last evaluation was
         self._seconds, self._late = 0.0, False
         self._began: float | None = None
         self._collected: Collected | None = None  # of the iteration whose update is under way
         self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
-        self.checkpoints.parts |= {"trainer": self, "learner": self.learner, "reflection": self.reflection}
-        self.checkpoints.parts["companions"] = self.companions
+        parts = {"trainer": self, "learner": self.learner, "reflection": self.reflection, "companions": self.companions}
+        self.checkpoints.parts |= parts
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself has to remember. The tasks follow from the seed and the iteration."""
-        state: dict[str, Any] = {"model_path": self.model_path, "seconds": self.seconds, "evaluated": self._evaluated}
-        state["environment_turns"] = self.environment_turns
+        state = {name: getattr(self, name) for name in ("model_path", "seconds", "evaluated", "environment_turns")}
         if self._collected is not None:
             state["collected"] = self.distributed.gather([self._collected.state_dict()])
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seconds, self._evaluated = state["seconds"], state["evaluated"]
+        self._seconds, self.evaluated = state["seconds"], state["evaluated"]
         self.environment_turns = state["environment_turns"]
         self._late = self._has_had_its_share()
         if "collected" in state:
@@ -177,9 +176,9 @@ class Trainer:
     def _evaluate_and_save(self) -> None:
         """What is due between two iterations."""
         every = self.config.evaluation.every
-        if every and self.iteration % every == 0 and self._evaluated != self.iteration:
+        if every and self.iteration % every == 0 and self.evaluated != self.iteration:
             self.evaluate(self.iteration, "training")
-            self._evaluated = self.iteration
+            self.evaluated = self.iteration
         every = self.config.checkpoint.every
         if self._over() or (every and self.iteration % every == 0):
             self.save()
@@ -224,8 +223,11 @@ class Trainer:
         costs = RolloutCosts()
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
-        models = [self.model, *([self.judge.model] if self.judge else [])]
-        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
+        judging = self.judge.model if self.judge else self.model
+        with (
+            self.distributed.stoppable(),
+            self.distributed.forwards(self.model, judging, weights=config.rollout.weights),
+        ):
             groups = self._play(iteration, mine, episodes, costs, clock)
             groups, dropped = self._refill(iteration, groups, costs, clock)
         mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments

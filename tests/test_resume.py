@@ -126,7 +126,7 @@ def test_all_that_has_a_state_comes_back(root: Path) -> None:
     assert straight.status == [0], straight.output[-3000:]
     killed = run(root, "stateful-killed", *STATEFUL, kill=("optimizer_step", 14))
     assert killed.status == [-signal.SIGKILL], killed.output[-3000:]
-    assert run(root, "stateful-killed", resume="auto", *STATEFUL).status == [0]
+    assert run(root, "stateful-killed", *STATEFUL, resume="auto").status == [0]
     assert_same_run(root / "stateful", root / "stateful-killed")
 
 
