@@ -102,9 +102,10 @@ def run_ranks(
     to: int = 0,
     setup: Callable[[], None] | None = None,
     env: dict[str, str] | None = None,
+    stop_at_failure: bool = False,
 ) -> Done:
     """Run the command on some ranks. `kill`: (point, n) at which rank `to` is sent `send`; a rank that is killed takes the
-    others with it, as a launcher would see to. `setup` is called in each process first.
+    others with it, as a launcher would see to (`stop_at_failure`: one that fails, too). `setup` is called in each process first.
     """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -122,7 +123,7 @@ def run_ranks(
         ranks.append(process)
     deadline = time.monotonic() + 300
     while any(p.is_alive() for p in ranks) and time.monotonic() < deadline:
-        if any(p.exitcode is not None and p.exitcode < 0 for p in ranks):
+        if any(p.exitcode is not None and (p.exitcode < 0 or (p.exitcode and stop_at_failure)) for p in ranks):
             for p in ranks:
                 p.kill()
         time.sleep(0.02)
