@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from hsg.config import Config
 from hsg.episode import Request
@@ -38,3 +39,9 @@ def scheduled_requests(config: Config, iteration: int, places: Sequence[tuple[in
         for n in range(num_strategies)
         for m in range(num_rollouts)
     ]
+
+
+def nest(flat: Sequence[Any], num_strategies: int, num_rollouts: int) -> list[list[list[Any]]]:
+    """A row-major list of P*N*M records as nested lists (P, N, M)."""
+    groups = [list(flat[i : i + num_rollouts]) for i in range(0, len(flat), num_rollouts)]
+    return [groups[i : i + num_strategies] for i in range(0, len(groups), num_strategies)]

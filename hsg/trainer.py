@@ -43,7 +43,7 @@ from hsg.records import iteration_records
 from hsg.refill import Dropped, Played, refill, spare_tasks
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Rollout, RolloutCosts
-from hsg.schedule import scheduled_requests, scheduled_tasks
+from hsg.schedule import nest, scheduled_requests, scheduled_tasks
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select, show_strategies
 from hsg.tracking import RunFolder
@@ -223,11 +223,8 @@ class Trainer:
         costs = RolloutCosts()
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
-        judging = self.judge.model if self.judge else self.model
-        with (
-            self.distributed.stoppable(),
-            self.distributed.forwards(self.model, judging, weights=config.rollout.weights),
-        ):
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
             groups = self._play(iteration, mine, episodes, costs, clock)
             groups, dropped = self._refill(iteration, groups, costs, clock)
         mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
@@ -235,8 +232,8 @@ class Trainer:
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
         self._remember(played)
-        trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
-        judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
+        trajectories = nest(played, num_strategies, num_rollouts)  # (P, N, M)
+        judgments = nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
         with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
             signals = self.companions.read(played)
@@ -397,9 +394,3 @@ class Trainer:
         for episode in (e for episodes in self._begun.values() for e in episodes):
             episode.abandon()
         self._begun.clear()
-
-
-def _nest(flat: Sequence[Any], num_strategies: int, num_rollouts: int) -> list[list[list[Any]]]:
-    """A row-major list of P*N*M records as nested lists (P, N, M)."""
-    groups = [list(flat[i : i + num_rollouts]) for i in range(0, len(flat), num_rollouts)]
-    return [groups[i : i + num_strategies] for i in range(0, len(groups), num_strategies)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from processes import Done, run_ranks
+from safetensors.torch import load_file
 from test_resume import OPTIONS, assert_close_run
+
+from hsg.checkpoint import read_state
+from hsg.underway import Underway
 
 TWO = {
     **OPTIONS, "train": {"iterations": 2}, "evaluation": {"every": 1, "num_tasks": 5, "final": True, "without_strategy": True},
