@@ -117,6 +117,12 @@ test: lint ## lint, then the whole test suite
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
 	@$(BIN)/python -m pytest -m "not slow"
 
+test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
+	@$(BIN)/python -m pytest tests/test_distributed.py tests/test_resume.py
+
+soak: setup ## 20 minutes of broken worlds, kill -9 and resume on two ranks: MINUTES=20
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),20)
+
 lint: setup ## ruff, formatting and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check

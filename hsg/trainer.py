@@ -99,8 +99,8 @@ class Trainer:
         self._collected: Collected | None = None  # of the iteration whose update is under way
         self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
-        parts = {"trainer": self, "learner": self.learner, "reflection": self.reflection, "companions": self.companions}
-        self.checkpoints.parts |= parts
+        self.checkpoints.parts["trainer"], self.checkpoints.parts["learner"] = self, self.learner
+        self.checkpoints.parts |= {"reflection": self.reflection, "companions": self.companions}
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
