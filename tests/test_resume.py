@@ -14,7 +14,7 @@ from fakes import FakeEncoder, GuessTaskSet
 from processes import Done, run_ranks
 from safetensors.torch import load_file
 
-import hsg.trainer
+import hsg.collector
 from experiments.resume import find_run, read_config
 from hsg.checkpoint import newest_checkpoint
 from hsg.configfile import load_config, make_config
@@ -222,7 +222,7 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
 
 def test_time_before_the_resume_counts(guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`train.max_seconds` is of the whole run: one that had used it up does no further iteration."""
-    monkeypatch.setattr(hsg.trainer, "load_encoder", lambda *_: FakeEncoder())
+    monkeypatch.setattr(hsg.collector, "load_encoder", lambda *_: FakeEncoder())
     options = {
         **OPTIONS,
         "run": {"dir": str(tmp_path)},
