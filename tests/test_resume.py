@@ -290,10 +290,17 @@ def test_second_signal_ends_at_once(root: Path) -> None:
 
 
 def ask_again() -> None:
-    """A second signal as soon as the first has been seen."""
+    """A second signal when the first has been seen for a while."""
+    import time
+
     from hsg import stopping
 
-    stopping.check = lambda: signal.raise_signal(signal.SIGTERM) if stopping.received() else None
+    def check() -> None:
+        if stopping.received():
+            time.sleep(2 * stopping.SAME_SECONDS)
+            signal.raise_signal(signal.SIGTERM)
+
+    stopping.check = check
 
 
 # ---------------------------------------------------------------------------------------------- another number of ranks
