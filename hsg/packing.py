@@ -25,6 +25,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +39,9 @@ from transformers import AttentionInterface
 from hsg.attention import masked_attention
 
 NAME = "hsg_packed"
+
+STEP = 192
+"""Queries of one causal call: the kernel computes all pairs of up to 512 keys, seen or not."""
 
 Run = tuple[int, int]
 """A stretch [start, stop) of the packed sequence."""
@@ -96,7 +101,7 @@ def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True
         runs = _first(runs, common)
         if mine := len(row) - common:
             begin, end = len(ids), len(ids) + mine
-            calls.append(Call((begin, end), (begin, end), causal=True))
+            calls += _causal_calls(begin, end)
             calls.extend(Call((begin, end), run, causal=False) for run in runs)
             runs.append((begin, end))
             ids += row[common:]
@@ -122,6 +127,14 @@ def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading items two sequences share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _causal_calls(begin: int, end: int) -> list[Call]:
+    """A stretch on itself: steps of at most STEP on their own and, densely, on the steps before them."""
+    num_steps = math.ceil((end - begin) / STEP)
+    bounds = [begin + (end - begin) * k // num_steps for k in range(num_steps + 1)]
+    calls = [Call(step, step, causal=True) for step in itertools.pairwise(bounds)]
+    return calls + [Call(step, (begin, step[0]), causal=False) for step in itertools.pairwise(bounds[1:])]
 
 
 def _first(runs: Sequence[Run], length: int) -> list[Run]:
