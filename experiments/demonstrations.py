@@ -261,7 +261,7 @@ def make_rows(
     windowed = config.rollout.context == "window"
     # Plain rows repeat the same play, so only as many are made as their share of the loss is worth.
     plain_share = min(1.0, settings.share_plain / settings.share_action) if settings.share_action else 1.0
-    prompts = Prompts.make(config.prompts.style, config.prompts.templates)
+    prompts = Prompts.of(config)
     writer = _Writer(prompts, form, max_length, config.rollout.window_turns)
     rng = random.Random(f"rows/{settings.seed}")
     rows: list[Row] = []

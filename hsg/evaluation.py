@@ -71,6 +71,7 @@ def play_once(
             played, _ = portions.rollout.play(
                 episodes,
                 temperature=config.temperature.action if fixed is None else fixed,
+                strategy_temperature=config.temperature.strategy if fixed is None else fixed,
                 costs=RolloutCosts(),
                 on_progress=portions.show,
             )
