@@ -74,10 +74,12 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tup
     greedy = temperatures == 0
     scale = torch.where(greedy, 1.0, temperatures).to(logits.dtype)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)  # (B, V)
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     threshold = uniforms[:, None].double() * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)  # right: a token of mass 0 is never met
-    ids = torch.where(greedy, logits.argmax(-1), ids.clamp(max=logits.shape[-1] - 1))
+    ids = ids.clamp(max=logits.shape[-1] - 1)
+    if greedy.any():
+        ids = torch.where(greedy, logits.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
 
 
@@ -279,8 +281,9 @@ class Decoder:
 
     def _feed(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Forward ids [in cache, length) of each row; nothing is returned, the cache has them."""
-        for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
-            self._forward([rows[i] for i in part], [lengths[i] for i in part])
+        with masked_attention(self.model, cache_only=True):
+            for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
+                self._forward([rows[i] for i in part], [lengths[i] for i in part])
 
     def _forward(self, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Hidden-to-logits of the last fed token of each row, (n, V). Right padding lands behind and is overwritten."""
@@ -315,11 +318,11 @@ class Decoder:
         self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
     ) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
-        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores, where True would be 1
-            dtype = self.model.dtype
-            hidden = ~attention_mask
-            attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            attention_mask = attention_mask.masked_fill(hidden, torch.finfo(dtype).min)
+        # What is added to the scores, made once: every layer would make it of a boolean mask again, and eager cannot.
+        dtype = self.model.dtype
+        hidden = ~attention_mask
+        attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        attention_mask = attention_mask.masked_fill(hidden, -torch.inf)
         out = self.model(
             input_ids=ids,
             attention_mask=attention_mask,

@@ -212,7 +212,12 @@ class Learner:
         if self.config.update.packing != "off":
             # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
             lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-            layout = make_layout(batch.input_ids, lengths, share=self.config.update.packing == "prefix")
+            layout = make_layout(
+                batch.input_ids,
+                lengths,
+                share=self.config.update.packing == "prefix",
+                read=torch.nn.functional.pad(batch.response_mask, (0, 1)),
+            )
             positions = len(layout)
         if torch.is_grad_enabled():
             self.costs.update_positions += positions

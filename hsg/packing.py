@@ -22,6 +22,7 @@ the packed length), models with state other than attention (`check_packing` refu
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import importlib.util
@@ -36,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from hsg.attention import masked_attention
+from hsg.attention import is_last_layer, masked_attention
 
 NAME = "hsg_packed"
 
@@ -65,6 +66,9 @@ class Layout:
     paths                 places of the tokens of each row that owns some, one row after the other, in packed order
     lengths, own          of those rows: tokens on the path, and how many at its end are the row's own
     calls                 the attention of all rows as dense pieces
+    read                  (r,) places of the tokens whose last hidden state is asked for, None where most are: in the last
+                          layer only they look back
+    read_calls            the attention of those alone; their queries are counted within `read`
     """
 
     input_ids: Tensor
@@ -74,15 +78,20 @@ class Layout:
     lengths: tuple[int, ...]
     own: tuple[int, ...]
     calls: tuple[Call, ...]
+    read: Tensor | None = None
+    read_calls: tuple[Call, ...] = ()
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
 
-def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True) -> Layout:
+def make_layout(
+    input_ids: Tensor, lengths: Sequence[int], *, share: bool = True, read: Tensor | None = None
+) -> Layout:
     """The layout of right-padded rows. input_ids (B, T); the first `lengths[i]` >= 1 tokens of row i are packed.
 
-    `share` False: rows stand end to end, and nothing is shared.
+    `share` False: rows stand end to end, and nothing is shared. `read` (B, T) bool: whose last hidden states will be
+    read (None: all); those of other tokens may come out wrong.
     """
     rows = [ids[:n] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
     # In sorted order the longest beginning that a row shares with any earlier row is the one it shares with the last.
@@ -113,6 +122,10 @@ def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True
             own.append(mine)
         previous = row
     device = input_ids.device
+    joined = tuple(_joined(calls))
+    places = None if read is None else index.to(device)[read].unique()  # sorted
+    if places is not None and 2 * len(places) > len(ids):
+        places = None
     return Layout(
         torch.tensor(ids, device=device),
         torch.tensor(positions, device=device),
@@ -120,7 +133,9 @@ def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True
         torch.cat(paths).to(device),
         tuple(map(len, paths)),
         tuple(own),
-        tuple(_joined(calls)),
+        joined,
+        places,
+        () if places is None else _asked_by(places.tolist(), joined),
     )
 
 
@@ -160,6 +175,16 @@ def _joined(calls: Sequence[Call]) -> list[Call]:
             joined.append(before)
         open_calls[call.keys] = call
     return joined + list(open_calls.values())
+
+
+def _asked_by(places: list[int], calls: Sequence[Call]) -> tuple[Call, ...]:
+    """The calls of the queries at some places (sorted) alone, counted within them."""
+    found = []
+    for call in calls:
+        begin, end = (bisect.bisect_left(places, bound) for bound in call.queries)
+        if begin < end:
+            found.append(Call((begin, end), call.keys, call.causal))
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
@@ -241,7 +266,12 @@ def _attention(
     if _use_varlen(query):
         out = _varlen_attention(query, key, value, layout, scale, window)
     elif window is None and _use_joined(query, value):
-        out = _JoinedAttention.apply(query, key, value, layout.calls, scale)
+        if layout.read is not None and is_last_layer(module):
+            asked = query.index_select(2, layout.read)
+            found = _JoinedAttention.apply(asked, key, value, layout.read_calls, layout.read, scale)
+            out = torch.zeros_like(query).index_copy(2, layout.read, found)
+        else:
+            out = _JoinedAttention.apply(query, key, value, layout.calls, None, scale)
     else:
         out = _path_attention(query, key, value, layout, scale, window)
     return out.transpose(1, 2), None
@@ -271,11 +301,14 @@ def _has_flash() -> bool:
 class _JoinedAttention(torch.autograd.Function):
     """The calls of a layout with PyTorch's flash kernel for CPUs.
 
-    query (1, H, n, D), key and value (1, H', n, D), H a multiple of H' -> (1, H, n, D).
+    query (1, H, q, D), key and value (1, H', n, D), H a multiple of H'; places (q,) of the queries among the n tokens, None
+    where they are all of them -> (1, H, q, D).
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[Call], scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: Sequence[Call], places: Tensor | None, scale: float
+    ) -> Tensor:
         kept = key, value  # for the backward pass: before they are repeated
         key, value = (_repeat(x, query.shape[1]) for x in kept)
         out = torch.empty(query.shape, dtype=query.dtype)
@@ -283,8 +316,9 @@ class _JoinedAttention(torch.autograd.Function):
         for call in calls:  # every query is in one causal call, and those come first
             asked, seen = slice(*call.queries), slice(*call.keys)
             piece, piece_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query[:, :, asked], key[:, :, seen], value[:, :, seen], 0.0, call.causal, scale=scale
-            )  # (1, H, q, D), (1, H, q)
+                query[:, :, asked], key[:, :, seen], value[:, :, seen], 0.0,
+                **_causality(call, places, query.dtype), scale=scale,
+            )  # fmt: skip  # (1, H, q, D), (1, H, q)
             if not len(logsumexp):
                 logsumexp = piece_lse.new_empty(query.shape[:3])
             if call.causal:
@@ -297,11 +331,11 @@ class _JoinedAttention(torch.autograd.Function):
             out[:, :, asked] = out[:, :, asked] * old + piece * new
             logsumexp[:, :, asked] = total
         ctx.save_for_backward(query, *kept, out, logsumexp)
-        ctx.calls, ctx.scale = calls, scale
+        ctx.calls, ctx.places, ctx.scale = calls, places, scale
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:  # type: ignore[override]
         query, *kept, out, logsumexp = ctx.saved_tensors
         key, value = (_repeat(x, query.shape[1]) for x in kept)
         grads = [torch.zeros_like(x) for x in (query, key, value)]
@@ -309,13 +343,22 @@ class _JoinedAttention(torch.autograd.Function):
             asked, seen = slice(*call.queries), slice(*call.keys)
             pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad[:, :, asked], query[:, :, asked], key[:, :, seen], value[:, :, seen],
-                out[:, :, asked], logsumexp[:, :, asked], 0.0, call.causal, scale=ctx.scale,
+                out[:, :, asked], logsumexp[:, :, asked], 0.0,
+                **_causality(call, ctx.places, query.dtype), scale=ctx.scale,
             )  # fmt: skip
             for total, where, piece in zip(grads, (asked, seen, seen), pieces, strict=True):
                 total[:, :, where] += piece
         # Heads that share a key add up its gradient.
         shared = [g.unflatten(1, (x.shape[1], -1)).sum(2) for g, x in zip(grads[1:], kept, strict=True)]
-        return grads[0], shared[0], shared[1], None, None
+        return grads[0], shared[0], shared[1], None, None, None
+
+
+def _causality(call: Call, places: Tensor | None, dtype: torch.dtype) -> dict[str, Any]:
+    """How the kernel is told which keys a query sees."""
+    if places is None or not call.causal:
+        return {"is_causal": call.causal}
+    hidden = torch.arange(*call.keys) > places[slice(*call.queries), None]  # (q, k)
+    return {"is_causal": False, "attn_mask": torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)}
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
