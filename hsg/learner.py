@@ -24,9 +24,10 @@ from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
+from hsg.layout import make_layout
 from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
-from hsg.packing import check_packing, make_layout, packed_attention
+from hsg.packing import check_packing, packed_attention
 from hsg.types import ACTION, Batch, Tokens
 
 

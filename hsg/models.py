@@ -33,7 +33,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config import ModelConfig
-from hsg.packing import Layout, packed_hidden
+from hsg.layout import Layout
+from hsg.packing import packed_hidden
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
