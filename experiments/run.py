@@ -15,27 +15,24 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from experiments.arguments import Parser
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
 OURS = ("hsg", "environments", "experiments", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad arguments are bad input like any other: one line instead of the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         description="Train a language-model agent with strategies.",
-        epilog="example: accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set seed=1",
+        epilog="examples: hsg train --set seed=1; accelerate launch experiments/run.py --config my.yaml --set seed=1",
     )
     parser.add_argument("--config", default=CONFIGS / "quickstart.yaml", help="YAML with the differences from defaults")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
+    quiet = "plain lines and no bars, as in logs (--set log.quiet=true)"
+    parser.add_argument("--quiet", action="append_const", dest="set", const="log.quiet=true", help=quiet)
     return parser.parse_args(arguments)
 
 
@@ -45,7 +42,7 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
 
     import environments
     from experiments.curves import write_curves
-    from hsg.configfile import load_config
+    from hsg.configfile import load_config, unused_options
     from hsg.distributed import Distributed
     from hsg.tracking import RunFolder
     from hsg.trainer import Trainer
@@ -60,6 +57,9 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = distributed.from_main(name)
         check_before_work(config, task_set, name)
+        unused = unused_options(config)
+        if unused and distributed.is_main and not config.log.quiet:
+            print(f"not used by this run ({config.algorithm}): {', '.join(unused)}")
         model_path = prepare_model(config, task_set, distributed)
         trainer = Trainer(config, task_set, model_path, distributed, None)
         if distributed.is_main:  # only now: a model that cannot be loaded leaves no empty run behind

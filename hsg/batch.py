@@ -52,7 +52,7 @@ def build_rows(
                     rows.append(Row(tokens, strategy_token_advantages(tokens, credit, p, n), STRATEGY, flat))
             for m, trajectory in enumerate(group):
                 if credit.valid[p, n, m]:
-                    advantages = turn_token_advantages(trajectory, credit.turn_advantages[p, n, m])
+                    advantages = trajectory_advantages(trajectory, credit, (p, n, m))
                     rows.extend(
                         Row(tokens, a, ACTION, flat) for tokens, a in zip(trajectory.rows, advantages, strict=True)
                     )
@@ -64,6 +64,23 @@ def strategy_token_advantages(tokens: Tokens, credit: Credit, p: int, n: int) ->
     """(T-1,) float32: the strategy's advantage on each of its sampled tokens."""
     assert credit.strategy_advantages is not None
     return torch.where(tokens.response_mask, credit.strategy_advantages[p, n].float(), 0.0)
+
+
+def trajectory_advantages(trajectory: Trajectory, credit: Credit, place: tuple[int, int, int]) -> list[Tensor]:
+    """One (T-1,) float32 tensor per row of the trajectory: the turn's advantage, or the token's own where it has one."""
+    if credit.token_advantages is None:
+        return turn_token_advantages(trajectory, credit.turn_advantages[place])
+    return spread_tokens(trajectory, credit.token_advantages[place])
+
+
+def spread_tokens(trajectory: Trajectory, per_token: Tensor) -> list[Tensor]:
+    """Numbers of a trajectory's sampled tokens, (L,) in order, at their places: one (T-1,) float32 tensor per row."""
+    spread = [torch.zeros(len(row.response_mask)) for row in trajectory.rows]
+    begin = 0
+    for turn in trajectory.turns:
+        spread[turn.row][turn.start : turn.stop] = per_token[begin : begin + turn.num_tokens].float()
+        begin += turn.num_tokens
+    return spread
 
 
 def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Tensor]:

@@ -9,7 +9,6 @@ meet the same episodes and their difference is the policies'.  The strategy can 
 from __future__ import annotations
 
 import random
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -20,7 +19,8 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.generation import Cost, derive_seed
-from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - every measure under one name
+from hsg.measures import sample_measures, unsolved  # noqa: F401 - every measure under one name
+from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose
@@ -77,6 +77,24 @@ def play_once(
             )
             trajectories += played
     return trajectories
+
+
+def play_samples(
+    config: Config,
+    policy: Policy,
+    task_set: TaskSet,
+    tasks: Sequence[Task],
+    num_samples: int,
+    *,
+    seed: int = 0,
+    description: str = "samples",
+) -> list[list[Trajectory]]:
+    """samples[task][s]: sample s is the episode that an evaluation with the seed `seed + s` meets."""
+    rounds = [
+        play_once(config, policy, task_set, tasks, seed=seed + s, description=f"{description} {s + 1}/{num_samples}")
+        for s in range(num_samples)
+    ]
+    return [list(row) for row in zip(*rounds, strict=True)]
 
 
 def write_strategies(
@@ -208,34 +226,3 @@ def evaluate(
 
 def _means(rows: Sequence[Any]) -> dict[str, float]:
     return {name: sum(row[i + 2] for row in rows) / len(rows) for i, name in enumerate(MEASURES)}
-
-
-def over_seeds(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Records of `evaluate` that differ in their seed alone, as one: (mean, spread over seeds) of every measure.
-
-    spread  sample standard deviation of the seeds' means; None for a single seed. Records in which every episode broke
-            have no measures and are left out; ValueError where none is left.
-    """
-    whole = [record for record in records if "score" in record]
-    if not whole:
-        raise ValueError(f"records must hold an evaluation with results, got {len(records)} without; see num_failed")
-    first = whole[0]
-    kinds = sorted({kind for record in whole for kind in record["by_kind"]})
-    return {
-        "label": first["label"], "split": first["split"], "num_seeds": len(whole),
-        "num_tasks": first["num_tasks"], "num_failed": sum(record["num_failed"] for record in records),
-        **_mean_and_spread(whole),
-        "by_kind": {
-            kind: {"num_tasks": max(row["num_tasks"] for row in rows), **_mean_and_spread(rows)}
-            for kind in kinds
-            if (rows := [record["by_kind"][kind] for record in whole if kind in record["by_kind"]])
-        },
-    }  # fmt: skip
-
-
-def _mean_and_spread(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    result = {}
-    for name in MEASURES:
-        values = [row[name] for row in rows]
-        result[name] = (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-    return result

@@ -24,8 +24,8 @@ from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
-from hsg.layout import make_layout
-from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.layout import Layout, make_layout
+from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
 from hsg.packing import check_packing, packed_attention
 from hsg.types import ACTION, Batch, Tokens
@@ -124,10 +124,11 @@ class Learner:
         for part in self._split(live):
             with self._attention(self.model):
                 batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
+                shaping = self.config.advantage
                 loss, loss_metrics = policy_loss(
                     logprobs,
                     batch.old_logprobs,
-                    batch.advantages,
+                    entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
                     batch.response_mask,
                     levels=batch.levels,
                     ref_logprobs=batch.ref_logprobs,
@@ -209,17 +210,8 @@ class Learner:
     ) -> tuple[Batch, Tensor, Tensor | None]:
         """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless `update.packing` is off."""
         batch = collate(rows).to(self.distributed.device)
-        layout, positions = None, batch.input_ids.numel()
-        if self.config.update.packing != "off":
-            # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
-            lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-            layout = make_layout(
-                batch.input_ids,
-                lengths,
-                share=self.config.update.packing == "prefix",
-                read=torch.nn.functional.pad(batch.response_mask, (0, 1)),
-            )
-            positions = len(layout)
+        layout = row_layout(rows, batch, self.config.update.packing)
+        positions = batch.input_ids.numel() if layout is None else len(layout)
         if torch.is_grad_enabled():
             self.costs.update_positions += positions
         else:
@@ -296,6 +288,16 @@ class Learner:
             return rows
         scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
+
+
+def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None:
+    """How the rows of a batch are packed (`update.packing`); None: they are padded."""
+    if packing == "off":
+        return None
+    # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
+    lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
+    read = torch.nn.functional.pad(batch.response_mask, (0, 1))  # a sampled token's log-prob is of the place before it
+    return make_layout(batch.input_ids, lengths, share=packing == "prefix", read=read)
 
 
 def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:

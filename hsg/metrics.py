@@ -14,7 +14,7 @@ from hsg.types import Candidates, Judgment, Trajectory
 Sums = dict[str, tuple[float, float]]
 """Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
 
-TOTALS = ("cost/", "advantage/penalty_only_groups", "time/sampled", "time/trained")
+TOTALS = ("cost/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained")
 """Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
 
@@ -48,6 +48,19 @@ def cost_metrics(
     sums["cost/unique_tokens"] = (float(sum(map(unique_tokens, trajectories))), 0.0)
     sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
     return sums | {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
+
+
+def played_metrics(
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]], dropped: Mapping[str, int], turn_cap: int
+) -> Sums:
+    """Turns that environments were asked for, those of dropped groups too; what refills did; how long episodes may be."""
+    turns = sum(len(t.turns) for task in trajectories for group in task for t in group)
+    return {
+        "cost/environment_turns": (float(turns + dropped["turns"]), 0.0),
+        "rollout/dropped_groups": (float(dropped["groups"]), 0.0),
+        "rollout/refills": (float(dropped["rounds"]), 1.0),
+        "rollout/turn_cap": (float(turn_cap), 1.0),
+    }
 
 
 def reflection_metrics(draws: Sequence[Draw], trajectories: Sequence[Sequence[Sequence[Trajectory]]]) -> Sums:

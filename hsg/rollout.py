@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hsg.chat import ChatFormat
@@ -63,9 +63,9 @@ class Rollout:
     def close(self) -> None:
         self.pool.close()
 
-    def begin(self, requests: Sequence[Request]) -> list[Episode]:
-        """Start the environments of all requests; nobody waits for them yet."""
-        config = self.config.rollout
+    def begin(self, requests: Sequence[Request], max_turns: int | None = None) -> list[Episode]:
+        """Start the environments of all requests; nobody waits for them yet. `max_turns` None: `rollout.max_turns`."""
+        config = replace(self.config.rollout, max_turns=max_turns or self.config.rollout.max_turns)
         return [Episode(r, self.task_set, self.pool, config, self.prompts, self.policy.chat) for r in requests]
 
     def play(

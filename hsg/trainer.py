@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from hsg import metrics as mx
-from hsg.batch import Row, build_rows
+from hsg.batch import build_rows
 from hsg.chat import ChatFormat
 from hsg.checkpoint import save_checkpoint
+from hsg.companions import Companions
 from hsg.config import Config
+from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
@@ -41,10 +42,12 @@ from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
+from hsg.refill import Dropped, Played, refill, spare_tasks
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
-from hsg.strategies import propose, select
+from hsg.strategies import propose, select, show_strategies
+from hsg.taskfile import choose_listed
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
 
@@ -72,6 +75,8 @@ def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
 def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
     """The tasks of the training split. ValueError where there are too few for one iteration."""
     tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
+    if config.tasks.file is not None:
+        tasks = choose_listed(tasks, config.tasks.file)
     if config.num_tasks > len(tasks):
         raise ValueError(
             f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
@@ -87,6 +92,7 @@ class Trainer:
         self, config: Config, task_set: TaskSet, model_path: str, distributed: Distributed, run: RunFolder | None
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
+        self.console = Console(config, is_main=distributed.is_main)
         self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
@@ -100,6 +106,8 @@ class Trainer:
         self._arithmetic = Arithmetic(self.model)
         self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
+        self.companions = Companions(config, self.model, model_path, distributed)
+        self.environment_turns = 0  # played in all, dropped ones too
         self.reflection = ReflectionBuffers(config.reflection)
         self.learner = Learner(
             config,
@@ -127,16 +135,18 @@ class Trainer:
         if config.checkpoint.initial:
             self.save(0)
         iteration = 0
-        while iteration < config.train.iterations:
+        while config.train.enabled and iteration < config.train.iterations:
             values = self.iterate(iteration)
             iteration += 1
+            self.environment_turns += int(values["cost/environment_turns"])
             if self.run is not None:
                 self.run.metrics(iteration - 1, values)
-                self._print_line(iteration, values)
+                self.console.line(iteration, values)
             if config.evaluation.every and iteration % config.evaluation.every == 0:
                 self.evaluate(iteration, "training")
             late = config.train.max_seconds is not None and time.monotonic() - started >= config.train.max_seconds
-            late = self.distributed.from_main(late)
+            limit = config.train.max_environment_turns
+            late = self.distributed.from_main(late or (limit is not None and self.environment_turns >= limit))
             last = late or iteration == config.train.iterations
             if last or (config.checkpoint.every and iteration % config.checkpoint.every == 0):
                 self.save(iteration)
@@ -149,27 +159,13 @@ class Trainer:
         """One iteration; returns its metrics."""
         config, clock = self.config, Clock()
         num_strategies, num_rollouts = config.group_shape
-        tasks = self.next_tasks(iteration)
-        mine = self.distributed.share(list(enumerate(tasks)))
+        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
         costs = RolloutCosts()
 
-        episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
-        candidates: list[Candidates] | None = None
-        draws = self._reflect(iteration, [task for _, task in mine], episodes)
-        if self.embed is not None:
-            candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, draws, costs, clock)
-            kept = [s for c in candidates for s in c.kept]
-            for i, episode in enumerate(episodes):
-                episode.strategy = kept[i // num_rollouts].text
-        with clock("rollout"), self._bar(f"iteration {iteration}", len(episodes)) as bar:
-            played, judged = self.rollout.play(
-                episodes,
-                temperature=config.temperature.action,
-                strategy_temperature=config.temperature.strategy,
-                costs=costs,
-                judge=self.judge,
-                on_progress=lambda finished: bar.update(finished - bar.n),
-            )
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
+        groups = self._play(iteration, mine, episodes, costs, clock)
+        groups, dropped = self._refill(iteration, groups, costs, clock)
+        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
         self._check_faults(played)
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
@@ -177,20 +173,24 @@ class Trainer:
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
-        sums: mx.Sums = {}
-        rows: list[Row] = []
         records: list[dict[str, Any]] = []
+        with clock("companions"):
+            signals = self.companions.read(played)
+        strategies = None if candidates is None else [c.kept for c in candidates]
+        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
+        rows = build_rows(strategies, trajectories, credit)
+        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+        if self.reflection.enabled:
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
+        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+        with clock("companions"):
+            sums |= self.companions.learn(played, credit, iteration)
         if mine:
-            strategies = None if candidates is None else [c.kept for c in candidates]
-            credit = assign_credit(config, strategies, trajectories, judgments)
-            rows = build_rows(strategies, trajectories, credit)
-            sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
-            if self.reflection.enabled:
-                sums |= mx.reflection_metrics(draws, trajectories)
             records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
         if iteration + 1 < config.train.iterations:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
-            self._begun[iteration + 1] = self._begin(iteration + 1)
+            following = self.distributed.share(list(enumerate(self.next_tasks(iteration + 1))))
+            self._begun[iteration + 1] = self._begin(iteration + 1, following)
         with clock("update"):
             update_values = self.learner.update(rows, iteration)
         with clock("records"):
@@ -225,10 +225,45 @@ class Trainer:
             "time/matmul_share": (flops / seconds / self._matmul_rate, 1.0),
         }
 
-    def _begin(self, iteration: int) -> list[Episode]:
-        """Start this rank's P*N*M environments of an iteration; nobody waits for them yet."""
-        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
-        return self.rollout.begin(self._requests(iteration, mine))
+    def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
+        """Start the N*M environments of each place's task; nobody waits for them yet."""
+        return self.rollout.begin(self._requests(iteration, places), self.config.rollout.turn_cap(iteration))
+
+    def _play(
+        self,
+        iteration: int,
+        places: list[tuple[int, Task]],
+        episodes: list[Episode],
+        costs: RolloutCosts,
+        clock: Clock,
+    ) -> Played:
+        """Strategies for the tasks, then their episodes to their ends."""
+        config = self.config
+        tasks = [task for _, task in places]
+        candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, tasks, episodes)
+        if self.embed is not None:
+            candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
+            show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
+        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
+            played, judged = self.rollout.play(
+                episodes,
+                temperature=config.temperature.action,
+                strategy_temperature=config.temperature.strategy,
+                costs=costs,
+                judge=self.judge,
+                on_progress=lambda finished: bar.update(finished - bar.n),
+            )
+        return Played(places, candidates, played, judged, draws)
+
+    def _refill(self, iteration: int, played: Played, costs: RolloutCosts, clock: Clock) -> tuple[Played, Dropped]:
+        """Dead groups replaced, where `rollout.max_refills` allows it."""
+
+        def play(places: list[tuple[int, Task]]) -> Played:
+            return self._play(iteration, places, self._begin(iteration, places), costs, clock)
+
+        spare = spare_tasks(self.tasks, self.next_tasks(iteration), self.config.seed, iteration)
+        return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
@@ -377,22 +412,6 @@ class Trainer:
         for episode in (e for episodes in self._begun.values() for e in episodes):
             episode.abandon()
         self._begun.clear()
-
-    def _bar(self, description: str, total: int) -> Any:
-        hidden = True if self.config.log.quiet or not self.distributed.is_main else None
-        return tqdm(total=total, desc=description, unit="episode", leave=False, disable=hidden)
-
-    def _print_line(self, iteration: int, values: dict[str, float]) -> None:
-        if self.config.log.quiet:
-            return
-        shown = {
-            "outcome": "reward/outcome", "success": "reward/success", "turns": "rollout/turns",
-            "dead": "advantage/dead_groups", "flagged": "judge/flagged_share", "kl": "update/approx_kl",
-            "entropy": "update/entropy", "clip": "update/clip_fraction",
-        }  # fmt: skip
-        parts = [f"{label} {values[name]:.3f}" for label, name in shown.items() if name in values]
-        seconds = values["time/iteration_seconds"]
-        tqdm.write(f"iteration {iteration}/{self.config.train.iterations}  {'  '.join(parts)}  {seconds:.1f}s")
 
 
 def _first_observation(group: Sequence[Episode]) -> str:

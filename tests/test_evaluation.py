@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hsg.checkpoint
 from hsg.checkpoint import save_checkpoint
 from hsg.distributed import Distributed
-from hsg.evaluation import evaluate, evaluation_tasks, given_strategies, over_seeds, play_once
+from hsg.evaluation import evaluate, evaluation_tasks, given_strategies, play_once
 from hsg.rollout import Policy
 from hsg.types import Trajectory
 
@@ -142,35 +142,3 @@ def test_save_cut_half_way_leaves_the_older_one(
     folder = save_checkpoint(tmp_path, 4, guesser.model, guesser.tokenizer, {}, 1)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["iteration_000004"]
     assert (folder / "model" / "config.json").is_file()
-
-
-def test_over_seeds_by_hand() -> None:
-    """Success 0.5 and 1.0: mean 0.75, sample deviation sqrt(2 * 0.25**2) = 0.3536; a kind met by one seed has no spread."""
-
-    def record(success: float, kinds: dict[str, float]) -> dict[str, Any]:
-        measures = {"score": 0.2, "outcome": 0.2, "turns": 3.0}
-        by_kind = {kind: {"num_tasks": 2, "success": value, **measures} for kind, value in kinds.items()}
-        own = {"label": "l", "split": "dev", "num_tasks": 4, "num_failed": 1}
-        return own | {"success": success, "by_kind": by_kind, **measures}
-
-    broken = {"label": "l", "split": "dev", "num_tasks": 4, "num_failed": 4}
-    summary = over_seeds([record(0.5, {"a": 0.5, "b": 0.0}), record(1.0, {"a": 0.5}), broken])
-    assert summary["success"] == pytest.approx((0.75, 0.3535534))
-    assert summary["score"] == pytest.approx((0.2, 0.0))
-    assert summary["by_kind"]["a"]["success"] == (0.5, 0.0)
-    assert summary["by_kind"]["b"]["success"] == (0.0, None)
-    assert (summary["num_seeds"], summary["num_failed"], summary["by_kind"]["b"]["num_tasks"]) == (2, 6, 2)
-    with pytest.raises(ValueError, match="got 1 without"):
-        over_seeds([broken])
-
-
-def test_evaluate_command_gives_one_line_per_kind(guesser_folder: Path, capsys: Any) -> None:
-    from experiments.evaluate import evaluate_splits, print_summary
-
-    config = configure(evaluation={"num_tasks": 4, "batch_size": 4})
-    (summary,) = evaluate_splits(config, GuessTaskSet(), str(guesser_folder), ["dev"], [0, 1])
-    print_summary(summary)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0] == "dev: 2 seeds, 0 broken episodes"
-    assert [line.split()[0] for line in lines[2:]] == [*summary["by_kind"], "all"]
-    assert sum(row["num_tasks"] for row in summary["by_kind"].values()) == summary["num_tasks"] == 4

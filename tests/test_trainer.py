@@ -463,7 +463,7 @@ distributed.close()
 """
 
 
-def launch(model: Path, folder: Path, name: str, num_ranks: int) -> None:
+def launch(model: Path, folder: Path, name: str, num_ranks: int, script: str = RANK_SCRIPT) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -473,7 +473,7 @@ def launch(model: Path, folder: Path, name: str, num_ranks: int) -> None:
         if num_ranks > 1:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-        command = [sys.executable, "-c", RANK_SCRIPT, str(model), str(folder), name]
+        command = [sys.executable, "-c", script, str(model), str(folder), name]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     for process in ranks:
         output, _ = process.communicate(timeout=400)
