@@ -107,70 +107,82 @@ class Learner:
 
     def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
         """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
-        config = self.config.loss
-        options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
-        device = self.distributed.device
-        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
-        counts = [count_denominators(b.response_mask, levels=b.levels, **options).to(device) for b in batches]
-        num_levels = 2 if config.level_reduction == "separate" else 1
-        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
+        mine = self._denominators(rows)
         denominators = self.distributed.sum(mine.clone())
         live = self._live(rows)
         if self.distributed.max(float(len(live))) == 0:
             values["update/skipped_dead"] += 1
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
-        parts_metrics = []
-        for part in self._split(live):
-            with self._attention(self.model):
-                batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
-                shaping = self.config.advantage
-                loss, loss_metrics = policy_loss(
-                    logprobs,
-                    batch.old_logprobs,
-                    entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
-                    batch.response_mask,
-                    levels=batch.levels,
-                    ref_logprobs=batch.ref_logprobs,
-                    clip_low=config.clip_low,
-                    clip_high=config.clip_high,
-                    kl_coef=config.kl_coef,
-                    kl_estimator=config.kl_estimator,
-                    strategy_weight=config.strategy_weight,
-                    action_weight=config.action_weight,
-                    denominators=denominators,
-                    token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
-                    entropy=None if entropy is None else entropy.detach(),
-                    **options,
-                )
-                loss.backward()
-            if self._gaps is not None:
-                self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
-            num_trained = int(batch.response_mask.sum())
-            self.costs.trained_tokens += num_trained
-            self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
-            parts_metrics.append(loss_metrics)
+        parts_metrics = [self._backward(part, denominators) for part in self._split(live)]
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None
             values |= self._check_gap(gaps)
         self.distributed.sum_gradients(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
-        if not math.isfinite(norm):
-            values["update/skipped_nonfinite"] += 1
-            self.nonfinite_in_a_row += 1
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
-                raise RuntimeError(
-                    f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
-                    "lower optimizer.lr or look at the last trajectories"
-                )
-            return self._merged(parts_metrics, mine), None
-        self.nonfinite_in_a_row = 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.step()
-        self.optimizer_steps += 1
-        return self._merged(parts_metrics, mine), norm
+        if math.isfinite(norm):
+            self.nonfinite_in_a_row = 0
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate()
+            self.optimizer.step()
+            self.optimizer_steps += 1
+        else:
+            self._skip_nonfinite(values)
+        return self._merged(parts_metrics, mine), norm if math.isfinite(norm) else None
+
+    def _denominators(self, rows: Sequence[Row]) -> Tensor:
+        """What this rank's rows add to the denominators: (1,) or (2,) float64, see `count_denominators`."""
+        options = self._aggregation()
+        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
+        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in batches]
+        num_levels = 2 if self.config.loss.level_reduction == "separate" else 1
+        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64)
+        return mine.to(self.distributed.device)
+
+    def _aggregation(self) -> dict[str, Any]:
+        return {"aggregation": self.config.loss.aggregation, "level_reduction": self.config.loss.level_reduction}
+
+    def _backward(self, rows: Sequence[Row], denominators: Tensor) -> Metrics:
+        """Add one micro-batch's share of the gradient of the loss over all ranks' rows."""
+        config, shaping = self.config.loss, self.config.advantage
+        with self._attention(self.model):
+            batch, logprobs, entropy = self.score(self.model, rows, with_entropy=True)  # (B, T-1)
+            loss, loss_metrics = policy_loss(
+                logprobs,
+                batch.old_logprobs,
+                entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
+                batch.response_mask,
+                levels=batch.levels,
+                ref_logprobs=batch.ref_logprobs,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                kl_coef=config.kl_coef,
+                kl_estimator=config.kl_estimator,
+                strategy_weight=config.strategy_weight,
+                action_weight=config.action_weight,
+                denominators=denominators,
+                token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
+                entropy=None if entropy is None else entropy.detach(),
+                **self._aggregation(),
+            )
+            loss.backward()
+        if self._gaps is not None:
+            self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
+        num_trained = int(batch.response_mask.sum())
+        self.costs.trained_tokens += num_trained
+        self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
+        return loss_metrics
+
+    def _skip_nonfinite(self, values: dict[str, float]) -> None:
+        """No step on gradients that are not finite; RuntimeError where that goes on."""
+        values["update/skipped_nonfinite"] += 1
+        self.nonfinite_in_a_row += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
+            raise RuntimeError(
+                f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
+                "lower optimizer.lr or look at the last trajectories"
+            )
 
     def _merged(self, parts_metrics: list[Metrics], counts: Tensor) -> Metrics:
         """This rank's metrics of one optimizer step. A row that was not forwarded has a loss of 0, and counts in it."""
