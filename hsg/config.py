@@ -117,6 +117,8 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+    weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
+    env_retries: int = 0  # how often a rollout that its environment breaks is played again
     logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
     max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
@@ -124,8 +126,8 @@ class RolloutConfig:
         names = ("max_turns", "iterations_per_stage", "max_action_tokens", "env_threads", "streams", "max_cache_tokens")
         for name in names:
             require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
-        require(self.max_refills >= 0, "rollout.max_refills", ">= 0", self.max_refills)
-        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        for name in ("window_turns", "env_retries", "max_refills"):
+            require(getattr(self, name) >= 0, f"rollout.{name}", ">= 0", getattr(self, name))
         seconds = self.env_timeout_seconds
         require(0 < seconds <= 1e6, "rollout.env_timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
         require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
@@ -312,6 +314,19 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    sharding: Literal["auto", "none", "full", "hybrid"] = (
+        "auto"  # auto: full under a launcher's FSDP file; hybrid: in a host
+    )
+    cpu_offload: bool = False  # keep the slices of a sharded model in the host's memory
+    timeout_seconds: float = 10_800.0  # ranks wait for each other: for a warm start, for slow environments
+
+    def __post_init__(self) -> None:
+        seconds = self.timeout_seconds
+        require(0 < seconds <= 1e6, "distributed.timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     tokens: bool = False  # write ids, masks, log-probs and advantages of every row into the run folder
     trajectories: bool = True
@@ -353,6 +368,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 

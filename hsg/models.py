@@ -35,6 +35,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from hsg.config import ModelConfig
 from hsg.layout import Layout
 from hsg.packing import packed_hidden
+from hsg.sharding import with_weights
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -268,6 +269,7 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
 
 
+@with_weights
 def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Tensor:
     """Last hidden states (n, D) that predict the sampled tokens, row after row; `layout` as in `score`."""
     mask = batch.response_mask  # (B, T-1)
@@ -276,6 +278,7 @@ def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Te
     return packed_hidden(model, layout).index_select(0, layout.index[:, :-1][mask])
 
 
+@with_weights
 def score(
     model: Any,
     batch: Batch,

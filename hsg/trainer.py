@@ -10,8 +10,8 @@
     update       epochs x mini-batches x micro-batches of ONE loss, global denominators
     log, evaluate, save
 
-A flat method is the same loop with N = 1 group of all rollouts and no strategies.  Deliberately absent: replay of old
-iterations, any mention of an algorithm's name, exact resume.
+A flat method is the same loop with N = 1 group of all rollouts and no strategies.  What has to survive the process is in
+`Trainer.checkpoints.parts`.  Deliberately absent: replay of old iterations, any mention of an algorithm's name.
 """
 
 from __future__ import annotations
@@ -23,84 +23,61 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hsg import metrics as mx
-from hsg.batch import build_rows
-from hsg.chat import ChatFormat
-from hsg.checkpoint import save_checkpoint
+from hsg import stopping
+from hsg.batch import Row, build_rows
+from hsg.build import make_frozen, make_judge, make_policy, training_tasks
+from hsg.checkpoint import Checkpoints
 from hsg.companions import Companions
 from hsg.config import Config
 from hsg.console import Console
 from hsg.credit import assign_credit
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
-from hsg.evaluation import evaluate, evaluation_tasks, split_tasks
+from hsg.evaluation import evaluate, evaluation_tasks
+from hsg.faults import check_faults, fault_metrics
 from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.learner import Learner, UpdateCosts
-from hsg.models import load_encoder, load_policy, stop_ids
-from hsg.protocol import FAULTS, Task, TaskSet
+from hsg.models import load_encoder
+from hsg.protocol import Task, TaskSet
 from hsg.records import iteration_records
 from hsg.refill import Dropped, Played, refill, spare_tasks
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
-from hsg.rollout import Policy, Rollout, RolloutCosts
+from hsg.rollout import Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select, show_strategies
-from hsg.taskfile import choose_listed
 from hsg.tracking import RunFolder
 from hsg.types import Candidates, Trajectory
-
-
-def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
-    """Model, tokenizer and chat format of one folder, wheel or hub id."""
-    model, tokenizer = load_policy(config.model, path, device)
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Policy(model, tokenizer, chat, int(limit or 2**20))
-
-
-def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
-    """The judge of a rollout's trajectories. The rollout's own policy goes on from their conversations where it can."""
-    return Judge(
-        config.judge,
-        rollout.prompts,
-        judged_by.model,
-        judged_by.chat,
-        context_limit=judged_by.context_limit,
-        on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
-    )
-
-
-def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
-    """The tasks of the training split. ValueError where there are too few for one iteration."""
-    tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
-    if config.tasks.file is not None:
-        tasks = choose_listed(tasks, config.tasks.file)
-    if config.num_tasks > len(tasks):
-        raise ValueError(
-            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
-            f"iteration), got {config.num_tasks}; lower it or take more tasks"
-        )
-    return tasks
+from hsg.underway import Collected
 
 
 class Trainer:
-    """One run: `train()` goes through `train.iterations` iterations. `model_path` is the policy to start from."""
+    """One run: `train()` goes through `train.iterations` iterations. `model_path` is the policy that the run began with.
+
+    `resume`: the checkpoint to go on from.
+    """
 
     def __init__(
-        self, config: Config, task_set: TaskSet, model_path: str, distributed: Distributed, run: RunFolder | None
+        self,
+        config: Config,
+        task_set: TaskSet,
+        model_path: str,
+        distributed: Distributed,
+        run: RunFolder | None,
+        *,
+        resume: Path | None = None,
     ) -> None:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
         self.console = Console(config, is_main=distributed.is_main)
         self.tasks = training_tasks(config, task_set)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
-        self.policy = make_policy(config, model_path, distributed.device)
+        self.policy = make_policy(config, resume / "model" if resume else model_path, distributed.device)
         self.model = self.policy.model
         whole = config.strategy.per == "episode"
         self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-        self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
+        self.reference = make_frozen(config, model_path, distributed) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
         self.judge = self._make_judge() if config.judge.enabled else None
         self._arithmetic = Arithmetic(self.model)
@@ -116,6 +93,37 @@ class Trainer:
             context_limit=self.policy.context_limit,
             reference=None if self.reference is None else self.reference.model,
         )
+        self.iteration, self.model_path = 0, model_path
+        self._evaluated = 0  # the iteration after which the last evaluation was
+        self._seconds, self._late = 0.0, False
+        self._began: float | None = None
+        self._collected: Collected | None = None  # of the iteration whose update is under way
+        self.checkpoints = Checkpoints(config.checkpoint.keep, distributed)
+        # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
+        self.checkpoints.parts |= {"trainer": self, "learner": self.learner, "reflection": self.reflection}
+        self.checkpoints.parts["companions"] = self.companions
+        if resume:
+            self.iteration = self.checkpoints.load(resume)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop itself has to remember. The tasks follow from the seed and the iteration."""
+        state: dict[str, Any] = {"model_path": self.model_path, "seconds": self.seconds, "evaluated": self._evaluated}
+        state["environment_turns"] = self.environment_turns
+        if self._collected is not None:
+            state["collected"] = self.distributed.gather([self._collected.state_dict()])
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._seconds, self._evaluated = state["seconds"], state["evaluated"]
+        self.environment_turns = state["environment_turns"]
+        self._late = self._has_had_its_share()
+        if "collected" in state:
+            self._collected = Collected.join(self.distributed.share(state["collected"]))
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all iterations so far, those before a resume too."""
+        return self._seconds + (0.0 if self._began is None else time.monotonic() - self._began)
 
     def _make_judge(self) -> Judge:
         config = self.config
@@ -124,82 +132,84 @@ class Trainer:
             assert self.reference is not None
             judged_by = self.reference
         elif config.judge.model != "self":
-            judged_by = make_policy(config, config.judge.model, self.distributed.device)
+            judged_by = make_frozen(config, config.judge.model, self.distributed)
         return make_judge(config, self.rollout, judged_by)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def train(self) -> int:
-        """All iterations, with evaluations and checkpoints where the config asks for them. Returns how many there were."""
-        config, started = self.config, time.monotonic()
-        if config.checkpoint.initial:
-            self.save(0)
-        iteration = 0
-        while config.train.enabled and iteration < config.train.iterations:
-            values = self.iterate(iteration)
-            iteration += 1
-            self.environment_turns += int(values["cost/environment_turns"])
-            if self.run is not None:
-                self.run.metrics(iteration - 1, values)
-                self.console.line(iteration, values)
-            if config.evaluation.every and iteration % config.evaluation.every == 0:
-                self.evaluate(iteration, "training")
-            late = config.train.max_seconds is not None and time.monotonic() - started >= config.train.max_seconds
-            limit = config.train.max_environment_turns
-            late = self.distributed.from_main(late or (limit is not None and self.environment_turns >= limit))
-            last = late or iteration == config.train.iterations
-            if last or (config.checkpoint.every and iteration % config.checkpoint.every == 0):
-                self.save(iteration)
-            if late:
-                break
+        """The iterations that are left, with evaluations and checkpoints as the config asks. Returns how many there were.
+
+        Asked to stop, it saves and raises `Stopped`.
+        """
+        self._began = time.monotonic()
+        try:
+            with stopping.patience():
+                if self.iteration:
+                    self._evaluate_and_save()  # where a resumed run was stopped before it could
+                elif self.config.checkpoint.initial:
+                    self.save()
+                while not self._over():
+                    values = self.iterate(self.iteration)
+                    self.iteration += 1
+                    self.environment_turns += int(values["cost/environment_turns"])
+                    self._late = self.distributed.from_main(self._has_had_its_share())
+                    if self.run is not None:
+                        self.run.metrics(self.iteration - 1, values)
+                        self.console.line(self.iteration, values)
+                    self._evaluate_and_save()
+                    self.distributed.stop_together()
+        except stopping.Stopped:
+            self.save()
+            raise
+        self._seconds, self._began = self.seconds, None
         self._abandon_begun()  # they would hold their engines while the last evaluations play
-        return iteration
+        return self.iteration
+
+    def _over(self) -> bool:
+        return self._late or self.iteration >= self.config.train.iterations or not self.config.train.enabled
+
+    def _has_had_its_share(self) -> bool:
+        """Whether the run has used up its time or its environment turns."""
+        limits = (self.config.train.max_seconds, self.config.train.max_environment_turns)
+        spent = (self.seconds, self.environment_turns)
+        return any(limit is not None and used >= limit for limit, used in zip(limits, spent, strict=True))
+
+    def _evaluate_and_save(self) -> None:
+        """What is due between two iterations."""
+        every = self.config.evaluation.every
+        if every and self.iteration % every == 0 and self._evaluated != self.iteration:
+            self.evaluate(self.iteration, "training")
+            self._evaluated = self.iteration
+        every = self.config.checkpoint.every
+        if self._over() or (every and self.iteration % every == 0):
+            self.save()
 
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration; returns its metrics."""
-        config, clock = self.config, Clock()
-        num_strategies, num_rollouts = config.group_shape
-        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
-        costs = RolloutCosts()
-
-        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
-        groups = self._play(iteration, mine, episodes, costs, clock)
-        groups, dropped = self._refill(iteration, groups, costs, clock)
-        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
-        self._check_faults(played)
-        with clock("old_logprobs"):
-            candidates, played = self._settle_logprobs(candidates, played)
-        self._remember(played)
-        trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
-        judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
-
-        records: list[dict[str, Any]] = []
-        with clock("companions"):
-            signals = self.companions.read(played)
-        strategies = None if candidates is None else [c.kept for c in candidates]
-        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
-        rows = build_rows(strategies, trajectories, credit)
-        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
-        if self.reflection.enabled:
-            sums |= mx.reflection_metrics(groups.draws, trajectories)
-        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
-        with clock("companions"):
-            sums |= self.companions.learn(played, credit, iteration)
-        if mine:
-            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
-        if iteration + 1 < config.train.iterations:
+        clock = Clock()
+        rows: list[Row] | None = None  # the update goes on where a checkpoint was written
+        if self._collected is None:
+            rows, self._collected = self._collect(iteration, clock)
+        collected = self._collected
+        if iteration + 1 < self.config.train.iterations:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
             following = self.distributed.share(list(enumerate(self.next_tasks(iteration + 1))))
             self._begun[iteration + 1] = self._begin(iteration + 1, following)
-        with clock("update"):
+        with clock("update"), self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer):
             update_values = self.learner.update(rows, iteration)
+        self._collected = None
         with clock("records"):
-            records = self.distributed.gather(records)
+            records = self.distributed.gather(collected.records)
             if self.run is not None:
                 self.run.trajectories(iteration, records)
 
         spent, self.learner.costs = self.learner.costs, UpdateCosts()
-        sums |= mx.cost_metrics(vars(costs), vars(spent), trajectories) | self._speed(costs, spent, clock.total())
+        drawn = [collected.costs.strategy, collected.costs.rollout]
+        if self.judge is not None and self.judge.model is self.model:  # another model's work is not this one's
+            drawn.append(collected.costs.judge)
+        sums = collected.sums | mx.update_costs(vars(spent))
+        sums |= mx.speed_metrics(drawn, vars(spent), self._arithmetic, self._matmul_rate, clock.total())
         merged = mx.merge(self.distributed.gather([sums]))
         waited, self.rollout.pool.waited_seconds = self.rollout.pool.waited_seconds, 0.0
         times = {f"time/{name}_seconds": seconds for name, seconds in clock.seconds.items()}
@@ -207,23 +217,42 @@ class Trainer:
         times["memory/peak_mb"] = self.distributed.max(peak_memory_mb(self.distributed.device))
         return {**mx.finish(merged), **update_values, **times}
 
-    def _speed(self, costs: RolloutCosts, spent: UpdateCosts, seconds: float) -> mx.Sums:
-        """Tokens per second, and the share of the matrix products that this machine could have done in the time."""
-        drawn = [costs.strategy, costs.rollout]
-        if self.judge is not None and self.judge.model is self.model:  # another model's work is not this one's
-            drawn.append(costs.judge)
-        sampled = sum(cost.sampled for cost in drawn)
-        flops = self._arithmetic.flops(
-            forwarded=sum(cost.positions for cost in drawn) + spent.score_positions,
-            sampled=sampled,
-            trained=spent.update_positions,
-            headed=spent.head_positions,
-        )
-        return {
-            "time/sampled_tokens_per_second": (sampled / seconds, 0.0),
-            "time/trained_tokens_per_second": (spent.trained_tokens / seconds, 0.0),
-            "time/matmul_share": (flops / seconds / self._matmul_rate, 1.0),
-        }
+    def _collect(self, iteration: int, clock: Clock) -> tuple[list[Row], Collected]:
+        """Everything before the update: this rank's rows, and what the log wants to know of them."""
+        config = self.config
+        num_strategies, num_rollouts = config.group_shape
+        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
+        costs = RolloutCosts()
+
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
+            groups = self._play(iteration, mine, episodes, costs, clock)
+            groups, dropped = self._refill(iteration, groups, costs, clock)
+        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
+        check_faults(config, self.distributed, played)
+        with clock("old_logprobs"):
+            candidates, played = self._settle_logprobs(candidates, played)
+        self._remember(played)
+        trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
+        judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
+
+        with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
+            signals = self.companions.read(played)
+        strategies = None if candidates is None else [c.kept for c in candidates]
+        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
+        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+        if self.reflection.enabled:
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
+        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+        sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
+        self.rollout.errors = []
+        with clock("companions"):
+            sums |= self.companions.learn(played, credit, iteration)
+        records = []
+        if mine:
+            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
+        return build_rows(strategies, trajectories, credit), Collected(sums, records, costs)
 
     def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
         """Start the N*M environments of each place's task; nobody waits for them yet."""
@@ -362,45 +391,21 @@ class Trainer:
             ]
         return candidates, played
 
-    def _check_faults(self, played: Sequence[Trajectory]) -> None:
-        """Stop rather than train on almost nothing; ranks decide together."""
-        faults = [f"{t.stop_reason.value}: {t.error}" for t in played if t.stop_reason in FAULTS]
-        counts = self.distributed.gather([(len(faults), len(played), faults[:3])])
-        failed, total = sum(c[0] for c in counts), sum(c[1] for c in counts)
-        if failed > self.config.rollout.max_error_fraction * total or failed == total:
-            examples = [text for c in counts for text in c[2]][:3]
-            raise RuntimeError(
-                f"environments must fail in at most rollout.max_error_fraction = "
-                f"{self.config.rollout.max_error_fraction} of the trajectories, got {failed} of {total}; "
-                f"first errors: {' | '.join(dict.fromkeys(examples))}"
-            )
-
     # ------------------------------------------------------------------------------------------- evaluating and saving
 
     def evaluate(self, iteration: int, label: str, **options: Any) -> dict[str, Any]:
         """Evaluate the current policy on the fixed tasks and write it down."""
         tasks = options.pop("tasks", self.evaluation_tasks)
-        record = evaluate(
-            self.config,
-            self.policy,
-            self.task_set,
-            tasks,
-            self.distributed,
-            label=label,
-            iteration=iteration,
-            **options,
-        )
+        given = (self.config, self.policy, self.task_set, tasks, self.distributed)
+        record = evaluate(*given, label=label, iteration=iteration, **options)
         if self.run is not None:
             self.run.evaluation(record)
         return record
 
-    def save(self, iteration: int) -> None:
-        """Write a checkpoint of the current policy."""
-        if self.run is not None:
-            state = {"optimizer_steps": self.learner.optimizer_steps, "seed": self.config.seed}
-            keep = self.config.checkpoint.keep
-            save_checkpoint(self.run.path, iteration, self.model, self.policy.tokenizer, state, keep)
-        self.distributed.barrier()
+    def save(self) -> None:
+        """Write a checkpoint of the current policy, and of all that the run needs to go on."""
+        steps = self.learner.underway.num_done if self.learner.underway else 0
+        self.checkpoints.save(self.run, self.iteration, self.model, self.policy.tokenizer, steps=steps)
 
     def close(self) -> None:
         """Let the environments go."""

@@ -34,6 +34,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("reflection.p_bad", [-0.1, 1.1], [0, 1]), ("reflection.p_good", [-0.1, 1.1], [0, 1]),
     ("rollout.max_turns", [0], [1]), ("rollout.max_action_tokens", [0], [1]), ("rollout.env_threads", [0], [1]),
     ("rollout.streams", [0], [1]), ("rollout.max_cache_tokens", [0], [1]), ("rollout.window_turns", [-1], [0]),
+    ("rollout.env_retries", [-1], [0]), ("distributed.timeout_seconds", [0, -1, 1e300], [0.1]),
     ("rollout.env_timeout_seconds", [0, -1, 1e300], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
     ("rollout.max_tokens", [0], [1, None]), ("rollout.max_parse_failures", [0], [1, None]),
     ("rollout.max_logprob_gap", [0, -1], [1e-6, None]),
