@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit lint format clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -125,6 +125,12 @@ lint: setup ## ruff, formatting and types
 format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+docs: setup ## write docs/configuration.md from the dataclasses
+	@$(BIN)/python -m experiments.reference
+
+view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
+	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/,%,$(firstword $(shell ls -dt runs/*/ 2>/dev/null))))
 
 clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -22,13 +22,14 @@ from typing import Any
 
 from experiments.arguments import Parser, refuse
 from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from hsg.build import make_policy
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
 from hsg.distributed import Distributed
 from hsg.evaluation import evaluation_tasks, given_strategies, play_once
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy
-from hsg.trainer import make_policy
+from hsg.taskfile import write_task_file
 
 NOT_PLAYED = ("run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward")
 """Sections that change nothing about an evaluation's episodes."""
@@ -234,7 +235,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--compare", metavar="OTHER", help="another model or run, or a result of this command (.json)")
     parser.add_argument(
-        "--save-unsolved", type=Path, metavar="FILE", help="ids of the tasks no sample solved, one a line"
+        "--save-unsolved", type=Path, metavar="FILE", help="tasks that no sample solved, for tasks.file"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="result as JSON; default: evaluations/ in the run folder or here"
@@ -285,7 +286,9 @@ def run(options: Namespace) -> None:
             print(f"\nresult:  {file}")
         if options.save_unsolved is not None:
             hard = [task_id for summary in summaries.values() for task_id in unsolved(summary)]
-            options.save_unsolved.write_text("".join(f"{task_id}\n" for task_id in hard), encoding="utf-8")
+            write_task_file(
+                options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}"
+            )
             print(f"unsolved: {len(hard)} tasks in {options.save_unsolved}")
     finally:
         distributed.close()

@@ -111,10 +111,10 @@ def report(config: Any, run: Any) -> Path:
 
 def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
+    from hsg.build import training_tasks
     from hsg.evaluation import evaluation_tasks
     from hsg.models import load_tokenizer, resolve_model
     from hsg.prompts import Prompts
-    from hsg.trainer import training_tasks
 
     training_tasks(config, task_set)
     Prompts.of(config)
@@ -167,8 +167,8 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
 def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int, model_path: str) -> None:
     """What the config asks to be measured after the last iteration."""
     from experiments.warmstart import continue_training
+    from hsg.build import make_policy
     from hsg.evaluation import evaluate, evaluation_tasks
-    from hsg.trainer import make_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")

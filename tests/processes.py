@@ -68,10 +68,11 @@ def _child(
 
     import environments
     import experiments.run
+    import hsg.collector
     import hsg.trainer
 
     torch.set_num_threads(1)
-    hsg.trainer.load_encoder = lambda *_: FakeEncoder()  # type: ignore[assignment, return-value]
+    hsg.collector.load_encoder = lambda *_: FakeEncoder()  # type: ignore[assignment, return-value]
     environments.make = lambda name, **options: GuessTaskSet(**options)  # type: ignore[assignment]
     if setup is not None:
         setup()

@@ -179,7 +179,7 @@ def test_grpo_is_strata_with_one_constant_strategy(make: Make, monkeypatch: pyte
     flat = make(algorithm="grpo", num_strategies=1, num_rollouts=6, judge=QUIET)
     held: list[Any] = []
     monkeypatch.setattr(Learner, "update", lambda self, rows, i: held.extend(rows) or {})
-    monkeypatch.setattr(flat.rollout, "play", lambda episodes, **_: replayed(strata, flat, episodes))
+    monkeypatch.setattr(flat.collector.rollout, "play", lambda episodes, **_: replayed(strata, flat, episodes))
     flat.iterate(0)
     assert len(held) == len(rows) == 12
     assert any(row.advantages.any() for row in rows)
@@ -230,7 +230,7 @@ def test_untrained_methods_only_ask(make: Make, algorithm: str) -> None:  # noqa
     before = weights(trainer)
     assert trainer.train() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-    prompts: Prompts = trainer.rollout.prompts
+    prompts: Prompts = trainer.collector.rollout.prompts
     texts = [prompts.first_action("SEEN", None), prompts.next_action(2, "SEEN"),
              prompts.window(2, "FIRST", None, [(1, "x", "did")], "SEEN")]  # fmt: skip
     for text in texts:
@@ -258,6 +258,7 @@ def test_run_ends_after_its_environment_turns(make: Make, tmp_path: Path) -> Non
 RANK_SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
+import hsg.collector
 import hsg.trainer
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
@@ -270,7 +271,7 @@ distributed = Distributed()
 run = RunFolder(config, name) if distributed.is_main else None
 trainer = hsg.trainer.Trainer(config, MixedTaskSet(), model, distributed, run)
 trainer.train()
-critic, novelty = trainer.companions.critic, trainer.companions.novelty
+critic, novelty = trainer.collector.companions.critic, trainer.collector.companions.novelty
 held = [*trainer.model.parameters(), *critic.parameters, *novelty.predictor.parameters()]
 torch.save([p.detach() for p in held], f"{folder}/{name}.{distributed.rank}.pt")
 trainer.close()
