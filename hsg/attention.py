@@ -12,7 +12,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
@@ -40,7 +39,8 @@ def masked_attention(model: Any, *, cache_only: bool = False) -> Iterator[None]:
 
 def is_last_layer(module: Any) -> bool:
     """Whether nothing but the output head comes after this attention and the feed-forward part of its layer."""
-    return getattr(module, "layer_idx", None) == module.config.num_hidden_layers - 1
+    config = getattr(module, "config", None)
+    return config is not None and getattr(module, "layer_idx", None) == config.num_hidden_layers - 1
 
 
 def _attention(
@@ -54,9 +54,9 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """query (B, H, q, D), key and value (B, H', T, D), mask (B, 1, q, T), added to the scores -> (B, q, H, D)."""
-    if cache_only and is_last_layer(module):
-        return torch.zeros_like(query).transpose(1, 2), None
     batch, heads, width, _ = query.shape
+    if cache_only and is_last_layer(module):
+        return query.new_zeros(batch, width, heads, value.shape[-1]), None
     groups = heads // key.shape[1]
     plain = attention_mask is not None and attention_mask.shape[1] == 1 and more.get("position_bias") is None
     if groups == 1 or not plain:
