@@ -3,7 +3,7 @@
     strategy     "Search the drawers, then the shelves for the pen. Put it on the desk."
     play         go to drawer 1, open drawer 1, go to drawer 2, open drawer 2, take pen 1 from drawer 2, go to desk 1, ...
 
-The play uses only what the game has said so far.  Half of the strategies start where the object is (the planner tells),
+The play uses only what the game has said so far.  Three in five strategies start where the object is (the planner tells),
 the others do not and are followed all the same, so a pupil learns to follow; which places suit which object is left to
 reinforcement.  Commands are taken from the admissible ones, so they are in the language of the game.
 Deliberately absent: games whose task is not one of the templates (the warm start makes strategies out of their expert
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hsg.protocol import Demonstration, Environment, Task
 
 MAX_TURNS = 50
-NUM_DEMONSTRATIONS = 4
+NUM_DEMONSTRATIONS, NUM_SUITED = 5, 3
 WASTED_SHARE = 1 / 3
 IDLE = ("look", "inventory")
 TASK = re.compile(
@@ -178,7 +178,7 @@ def plural(kind: str) -> str:
 def make_demonstrations(
     task: Task, seed: int, create: Callable[[], Environment], expert: Callable[[], list[str] | None]
 ) -> list[Demonstration]:
-    """Four demonstrations, half of which begin where the object is; [] where the task's sentence is none of the templates."""
+    """Five demonstrations, three of which begin where the object is; [] where the task's sentence is none of the templates."""
     rng = random.Random(f"{task.id}/{seed}")
     scout = create()
     try:
@@ -214,7 +214,7 @@ def _orders(
     wrong = [kind for kind in kinds if kind not in found]
     lamp = [kind_of(place) for place in _destinations(plan)[1:] if errand.kind == LOOK and kind_of(place) in kinds]
     for index in range(NUM_DEMONSTRATIONS):
-        fits = bool(right) and (index < NUM_DEMONSTRATIONS // 2 or not wrong)
+        fits = bool(right) and (index < NUM_SUITED or not wrong)
         one = right[0] if fits else rng.choice(wrong or kinds)
         others = [kind for kind in kinds if kind != one] or [one]
         if fits and lamp[-1:] != [one]:
