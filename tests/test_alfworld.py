@@ -230,6 +230,24 @@ def test_generated_games_are_the_same_bytes_again(generated, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_game_that_keeps_the_planner_busy_is_left_out_and_a_dead_worker_is_not_taken_for_one(generated, monkeypatch):
+    pool = generate.Pool(1)
+    try:
+        game = next((generated / "train").glob("*/*/game.tw-pddl"))
+        with monkeypatch.context() as patch:
+            patch.setattr(generate, "PLAN_SECONDS", 1e-3)
+            assert generate.solve(pool, game) is None
+        assert pool.pids == []
+        assert generate.solve(pool, game)
+    finally:
+        pool.close()
+    broken = generate.Pool(1)
+    broken._start = lambda: Worker((sys.executable, "-c", ""))  # ends at once
+    with pytest.raises(EnvironmentFault, match="gone"):
+        generate.solve(broken, game)
+
+
+@pytest.mark.slow
 def test_generated_data_is_made_once(tmp_path, monkeypatch):
     def make():
         return environments.make(
