@@ -6,6 +6,8 @@
     action     conversation (or window prompts) with a strategy       -> <action>..</action> each turn
     plain      the same play without a strategy: what the strategies average to, so that no method has a head start
     judgment   the question after such play, in the conversation or standing alone -> <judgment>[..]</judgment>
+    turn       the same play with a strategy in every response        -> <strategy>..</strategy><action>..</action>
+    reflection turn or strategy, once more, after an earlier attempt at the task that failed or succeeded
 
 Wasted turns, put in on purpose, are shown but never taught; the judgment that names them is.  Deliberately absent:
 training (warmstart.py), text that no prompt of `hsg.prompts` asks for.
@@ -32,14 +34,14 @@ from tqdm import tqdm
 
 from hsg.chat import ChatFormat
 from hsg.config import Config
-from hsg.prompts import Prompts, action_response, judgment_response, strategy_response
+from hsg.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
 from hsg.protocol import Demonstration, EnvironmentFault, Task, TaskSet
 
 Result = TypeVar("Result")
-FORMS = ("strategy", "action", "plain", "judgment")
+FORMS = ("strategy", "action", "plain", "judgment", "turn", "reflection")
 CONTEXT = -1  # `Row.forms` of a token that is not taught
 ALONE_SHARE = 0.25  # of the judgments are asked outside the conversation too (in window context all are)
-VERSION = 1  # raise it when the meaning of cached data changes
+VERSION = 2  # raise it when the meaning of cached data changes
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Played:
 
     observations  (K + 1)  the first one, then the result of every action
     admissible    (K)      admissible actions before every action, or None
+    turn_strategies (K)    what guides each turn by itself
+    feedback               the environment's last one
     """
 
     task_id: str
@@ -58,6 +62,8 @@ class Played:
     fits: bool
     success: bool
     admissible: tuple[tuple[str, ...], ...] | None = None
+    turn_strategies: tuple[str, ...] = ()
+    feedback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
 
 
 def _from_json(item: dict[str, Any]) -> Played:
-    for name in ("actions", "observations", "wasted"):
+    for name in ("actions", "observations", "wasted", "turn_strategies"):
         item[name] = tuple(item[name])
     if item["admissible"] is not None:
         item["admissible"] = tuple(tuple(actions) for actions in item["admissible"])
@@ -193,7 +199,7 @@ def play(
     observations: list[str] = []
     actions: list[str] = []
     admissible: list[tuple[str, ...]] = []
-    success = False
+    success, feedback = False, None
     try:
         observations.append(environment.start())
         for action in shown.actions[:max_turns]:
@@ -202,7 +208,7 @@ def play(
             result = environment.step(action)
             actions.append(action)
             observations.append(result.observation)
-            success = result.success
+            success, feedback = result.success, result.feedback if result.feedback is not None else feedback
             if result.done:
                 break
     finally:
@@ -216,6 +222,8 @@ def play(
         fits=shown.fits,
         success=success,
         admissible=tuple(admissible) if list_admissible else None,
+        turn_strategies=(shown.turn_strategies or (shown.strategy,) * len(actions))[: len(actions)],
+        feedback=feedback,
     )
 
 
@@ -261,18 +269,33 @@ def make_rows(
     windowed = config.rollout.context == "window"
     # Plain rows repeat the same play, so only as many are made as their share of the loss is worth.
     plain_share = min(1.0, settings.share_plain / settings.share_action) if settings.share_action else 1.0
-    prompts = Prompts.make(config.prompts.style, config.prompts.templates)
-    writer = _Writer(prompts, form, max_length, config.rollout.window_turns)
+    turn_share = min(1.0, settings.share_turn / settings.share_action) if settings.share_action else 1.0
+    writer = _Writer(Prompts.of(config), form, max_length, config.rollout.window_turns)
     rng = random.Random(f"rows/{settings.seed}")
+    more = random.Random(f"rows/more/{settings.seed}")
+    by_task: dict[str, list[Played]] = {}
+    for item in played:
+        by_task.setdefault(item.task_id, []).append(item)
     rows: list[Row] = []
     for item in played:
         use_plain, alone = rng.random() < plain_share, rng.random() < alone_share
         if settings.share_strategy:
             rows += writer.strategy(item)
         if settings.share_action or settings.share_judgment:
-            rows += writer.windows(item, True) if windowed else writer.conversation(item, True)
+            rows += writer.play(item, "action", windowed)
         if settings.share_plain and use_plain:
-            rows += writer.windows(item, False) if windowed else writer.conversation(item, False)
+            rows += writer.play(item, "plain", windowed)
+        if settings.share_turn and more.random() < turn_share:
+            rows += writer.play(item, "turn", windowed)
+        # Nobody learns from what did not work: the play that is taught after an earlier attempt fits the task.
+        earlier = more.choice(by_task[item.task_id])
+        if settings.share_reflection and item.fits and (item is not earlier or not item.wasted):
+            of_turns = more.random() < 0.5
+            reflected = writer.reflected(earlier, of_turns)
+            if of_turns:
+                rows += writer.play(item, "reflection", windowed, reflected)
+            else:
+                rows += writer.strategy(item, "reflection", reflected)
         if settings.share_judgment and (alone or windowed):
             rows += writer.judgment_alone(item)
     return rows
@@ -282,7 +305,9 @@ class _Writer:
     """One played demonstration to rows, in the token format of the rollout."""
 
     def __init__(self, prompts: Prompts, form: ChatFormat, max_length: int, window_turns: int) -> None:
-        self._prompts, self._max_length, self._window_turns = prompts, max_length, window_turns
+        self._prompts = dataclasses.replace(prompts, per_turn=False)
+        self._turn_prompts = dataclasses.replace(prompts, per_turn=True)
+        self._max_length, self._window_turns = max_length, window_turns
         # The same words come back in thousands of turns, and encoding is most of the cost of a row.
         self._prompt, self._reply = functools.cache(form.prompt), functools.cache(form.reply)
         self._next_user = functools.cache(functools.partial(form.next_user, closed=True))
@@ -293,32 +318,48 @@ class _Writer:
             return []
         return [Row(item.task_id, ids + reply, [CONTEXT] * (len(ids) - 1) + [FORMS.index(form)] * len(reply))]
 
-    def strategy(self, item: Played) -> list[Row]:
-        prompt = self._prompts.strategy(item.observations[0])
-        return self._one(item, prompt, strategy_response(item.strategy), "strategy")
+    def strategy(self, item: Played, form: str = "strategy", reflected: str = "") -> list[Row]:
+        prompt = self._prompts.strategy(item.observations[0], reflected)
+        return self._one(item, prompt, strategy_response(item.strategy), form)
+
+    def reflected(self, earlier: Played, of_turns: bool) -> str:
+        """What a prompt says of an earlier attempt, its strategies those of the turns or of the episode."""
+        strategies = earlier.turn_strategies if of_turns else (earlier.strategy,)
+        return self._prompts.reflection(strategies, earlier.feedback, success=earlier.success)
+
+    def play(self, item: Played, form: str, windowed: bool, reflected: str = "") -> list[Row]:
+        """The turns of a demonstration, as `form` (action, plain, turn, or reflection of turns) teaches them."""
+        per_turn = form in ("turn", "reflection")
+        prompts = self._turn_prompts if per_turn else self._prompts
+        strategy = item.strategy if form == "action" else None
+        replies = [
+            turn_response(own, action, prompts.markers) if per_turn else action_response(action, prompts.markers)
+            for own, action in zip(item.turn_strategies, item.actions, strict=True)
+        ]
+        write = self._windows if windowed else self._conversation
+        return write(item, prompts, strategy, replies, form, reflected)
 
     def judgment_alone(self, item: Played) -> list[Row]:
         turns = list(zip(item.actions, item.observations[1:], strict=True))
         prompt = self._prompts.judgment_alone(item.observations[0], item.strategy, turns)
         return self._one(item, prompt, judgment_response(item.wasted), "judgment")
 
-    def conversation(self, item: Played, with_strategy: bool) -> list[Row]:
-        prompts = self._prompts
-        strategy = item.strategy if with_strategy else None
-        ids = self._prompt(prompts.first_action(item.observations[0], strategy, _listed(item, 0)))
+    def _conversation(
+        self, item: Played, prompts: Prompts, strategy: str | None, replies: Sequence[str], form: str, reflected: str
+    ) -> list[Row]:
+        ids = self._prompt(prompts.first_action(item.observations[0], strategy, _listed(item, 0), reflected))
         forms = [CONTEXT] * (len(ids) - 1)
-        taught = FORMS.index("action" if with_strategy else "plain")
-        for turn, action in enumerate(item.actions):
+        taught = FORMS.index(form)
+        for turn, text in enumerate(replies):
             asked: list[int] = []
             if turn > 0:
-                text = prompts.next_action(turn + 1, item.observations[turn], _listed(item, turn))
-                asked = self._next_user(text)
-            reply = self._reply(action_response(action))
+                asked = self._next_user(prompts.next_action(turn + 1, item.observations[turn], _listed(item, turn)))
+            reply = self._reply(text)
             if len(ids) + len(asked) + len(reply) > self._max_length:
                 return [Row(item.task_id, ids, forms)] if turn > 0 else []
             ids = ids + asked + reply
             forms += [CONTEXT] * len(asked) + [CONTEXT if turn in item.wasted else taught] * len(reply)
-        if with_strategy:
+        if form == "action":
             question = prompts.judgment(item.observations[-1], len(item.actions))
             asked, reply = self._next_user(question), self._reply(judgment_response(item.wasted))
             if len(ids) + len(asked) + len(reply) <= self._max_length:
@@ -326,21 +367,23 @@ class _Writer:
                 forms += [CONTEXT] * len(asked) + [FORMS.index("judgment")] * len(reply)
         return [Row(item.task_id, ids, forms)]
 
-    def windows(self, item: Played, with_strategy: bool) -> list[Row]:
-        prompts, strategy = self._prompts, item.strategy if with_strategy else None
+    def _windows(
+        self, item: Played, prompts: Prompts, strategy: str | None, replies: Sequence[str], form: str, reflected: str
+    ) -> list[Row]:
         rows: list[Row] = []
         first = item.observations[0]
-        for turn, action in enumerate(item.actions):
+        for turn, text in enumerate(replies):
             if turn in item.wasted:
                 continue
             listed = _listed(item, turn)
             if turn == 0:
-                prompt = prompts.first_action(first, strategy, listed)
+                prompt = prompts.first_action(first, strategy, listed, reflected)
             else:
                 past = range(max(0, turn - self._window_turns), turn)
                 history = [(t + 1, item.observations[t], item.actions[t]) for t in past]
-                prompt = prompts.window(turn + 1, first, strategy, history, item.observations[turn], listed)
-            rows += self._one(item, prompt, action_response(action), "action" if with_strategy else "plain")
+                seen = item.observations[turn]
+                prompt = prompts.window(turn + 1, first, strategy, history, seen, listed, reflected)
+            rows += self._one(item, prompt, text, form)
         return rows
 
 

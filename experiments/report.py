@@ -121,7 +121,8 @@ def _self_judgment_metrics(judgments: Sequence[Judgment]) -> dict[str, float]:
 def _demonstrated(config: Config, policy: Policy, played: Sequence[Played]) -> dict[str, float]:
     """Judgments of held-out demonstrations, and what following a given strategy is worth."""
     settings = config.warmstart
-    judged = dataclasses.replace(settings, share_strategy=0.0, share_action=0.0, share_plain=0.0, share_judgment=1.0)
+    others = {f"share_{form}": 0.0 for form in FORMS}
+    judged = dataclasses.replace(settings, **{**others, "share_judgment": 1.0})  # type: ignore[arg-type]
     found: dict[str, float] = {}
     cases: dict[str, list[tuple[list[int], Played]]] = {"judgment_conversation": [], "judgment_alone": []}
     for item in played:

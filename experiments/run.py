@@ -94,7 +94,7 @@ def check_before_work(config: Any, task_set: Any, name: str) -> None:
     from hsg.trainer import training_tasks
 
     training_tasks(config, task_set)
-    Prompts.make(config.prompts.style, config.prompts.templates)
+    Prompts.of(config)
     for split in (config.evaluation.split, config.evaluation.test_split):
         if split is not None:
             evaluation_tasks(config, task_set, split)

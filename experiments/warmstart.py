@@ -92,7 +92,8 @@ def _settings_that_matter(config: Config) -> dict[str, Any]:
     return {
         "version": VERSION,
         "model": dataclasses.asdict(config.model) | {"encoder": None},
-        "prompts": dict(Prompts.make(config.prompts.style, config.prompts.templates).templates),
+        "prompts": dict(Prompts.of(config).templates),
+        "markers": vars(Prompts.of(config).markers),
         "context": [config.rollout.context, config.rollout.window_turns],
         "warmstart": settings,
     }
@@ -108,7 +109,7 @@ def _max_length(model: Any) -> int:
 
 def _texts(config: Config, played: Sequence[Played]) -> list[str]:
     """What the nano tokenizer learns from: the prompts and answers of every demonstration."""
-    prompts = Prompts.make(config.prompts.style, config.prompts.templates)
+    prompts = Prompts.of(config)
     texts = []
     for item in played:
         first, strategy = item.observations[0], item.strategy

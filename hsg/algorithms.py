@@ -15,7 +15,24 @@ FLAT = {
     "advantage.turn_baseline": "trajectory",
 }
 
+SGE = {
+    "strategy.per": "turn",
+    "judge.enabled": False,
+    "loss.level_reduction": "joint",
+    "advantage.turn_baseline": "trajectory",
+    "temperature.strategy": 1.2,
+    "temperature.action": 0.7,
+    "reflection.p_bad": 0.25,
+    "reflection.p_good": 0.1,
+}
+
+IMPLIED: dict[str, dict[str, Any]] = {
+    "turn": {"loss.level_reduction": "joint"},
+}
+"""What a value of strategy.per that is asked for brings along: strategies of turns are no level of their own."""
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "strata": {},
+    "sge": SGE,
     "grpo": FLAT,
 }

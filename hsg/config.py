@@ -49,12 +49,14 @@ class ModelConfig:
 @dataclass(frozen=True)
 class PromptsConfig:
     style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
+    format: Literal["tags", "coding", "langr", "androidworld", "appworld"] = "tags"  # what stands around an action
+    markers: dict[str, str] = field(default_factory=dict)  # replaces single marks of the format (markers.py)
     templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
 
 
 @dataclass(frozen=True)
 class TemperatureConfig:
-    strategy: float = 1.0  # candidates are sampled at this temperature
+    strategy: float = 1.0  # tokens of strategies: the candidates, or each turn's up to the end of its strategy
     action: float = 1.0  # all other trained tokens
 
     def __post_init__(self) -> None:
@@ -65,11 +67,28 @@ class TemperatureConfig:
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    per: Literal["episode", "none"] = "episode"  # none: a flat method without strategies
-    max_tokens: int = 64  # token limit of one strategy response
+    per: Literal["episode", "turn", "none"] = "episode"  # turn: one in every response (SGE); none: without strategies
+    max_tokens: int = 64  # token limit of one strategy response (per episode)
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
+
+
+@dataclass(frozen=True)
+class ReflectionConfig:
+    """Earlier attempts shown before a rollout in training (SGE); both shares 0: never."""
+
+    p_bad: float = 0.0  # share of prompts that show a failed attempt at the same task
+    p_good: float = 0.0  # ... a successful one
+    capacity: int = 32  # attempts kept in each buffer, first in, first out
+    scope: Literal["task", "global"] = "task"  # buffers for each task, or one pair for all
+
+    def __post_init__(self) -> None:
+        for name in ("p_bad", "p_good"):
+            require(0 <= getattr(self, name) <= 1, f"reflection.{name}", "in [0, 1]", getattr(self, name))
+        total = self.p_bad + self.p_good
+        require(total <= 1 + 1e-9, "reflection.p_bad + reflection.p_good", "<= 1", total, "lower one of them")
+        require(self.capacity >= 1, "reflection.capacity", ">= 1", self.capacity)
 
 
 @dataclass(frozen=True)
@@ -280,6 +299,7 @@ class Config:
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    reflection: ReflectionConfig = field(default_factory=ReflectionConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -305,6 +325,13 @@ class Config:
             enough = self.num_candidates >= self.num_strategies
             rule = f">= num_strategies ({self.num_strategies}) candidates"
             require(enough, "sigma * num_strategies", rule, self.num_candidates, "raise sigma to at least 1")
+        if self.strategy.per == "turn":  # strategy and action tokens of a turn share one advantage: one level
+            one = self.loss.level_reduction == "joint"
+            require(one, "loss.level_reduction", "joint where strategy.per is turn", self.loss.level_reduction)
+        shown = self.reflection.p_bad + self.reflection.p_good > 0
+        remedy = "there is no strategy to reflect on; set reflection.p_bad and reflection.p_good to 0"
+        require(not (shown and self.strategy.per == "none"), "strategy.per", "episode or turn with reflection",
+                self.strategy.per, remedy)  # fmt: skip
         if self.update.minibatch_turns is not None:
             require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip
@@ -316,7 +343,7 @@ class Config:
 
     @property
     def group_shape(self) -> tuple[int, int]:
-        """(N, M) of this method: a method without strategies has one flat group of N*M rollouts per task."""
-        if self.strategy.per == "none":
-            return 1, self.num_strategies * self.num_rollouts
-        return self.num_strategies, self.num_rollouts
+        """(N, M) of this method: without strategies of whole episodes a task has one flat group of N*M rollouts."""
+        if self.strategy.per == "episode":
+            return self.num_strategies, self.num_rollouts
+        return 1, self.num_strategies * self.num_rollouts

@@ -1,6 +1,6 @@
 """Configuration files: YAML with the differences, --set overrides, near names for typos, the resolved dump.
 
-    defaults  <  the bundle of `algorithm`  <  the YAML file  <  --set a.b=c
+    defaults  <  the bundle of `algorithm`  <  what strategy.per implies  <  the YAML file  <  --set a.b=c
 
 A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.
 
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hsg.algorithms import ALGORITHMS
+from hsg.algorithms import ALGORITHMS, IMPLIED
 from hsg.checks import require
 from hsg.config import Config, EnvironmentConfig
 
@@ -50,7 +50,10 @@ def make_config(given: Mapping[str, Any]) -> Config:
         hint = f"did you mean {near[0]!r}?" if near else ""
         require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
     nested: dict[str, Any] = {}
-    for key, value in ALGORITHMS[algorithm].items():
+    section = given.get("strategy")
+    per = section.get("per") if isinstance(section, Mapping) else None
+    implied = IMPLIED.get(per, {}) if isinstance(per, str) else {}
+    for key, value in {**ALGORITHMS[algorithm], **implied}.items():
         _put(nested, key, value)
     _merge(nested, given)
     _claim_environment_section(nested)

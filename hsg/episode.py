@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from hsg.chat import ChatFormat, Conversation
 from hsg.config import RolloutConfig
 from hsg.generation import Sampled, make_generator
+from hsg.markers import parse_action, parse_turn_strategy
 from hsg.pool import Call, CallTimeout, Pool
-from hsg.prompts import Prompts, parse_action
+from hsg.prompts import Prompts
 from hsg.protocol import (
     FAULTS,
     Environment,
@@ -27,7 +28,7 @@ from hsg.protocol import (
     check_outcome,
     check_step,
 )
-from hsg.types import Tokens, Trajectory, Turn
+from hsg.types import Reflection, Tokens, Trajectory, Turn
 
 
 class NonsenseError(Exception):
@@ -66,7 +67,9 @@ class Episode:
         self._task_set, self._pool = task_set, pool
         self.generator = make_generator(*request.key, "response")
         self._environment: Environment | None = None
-        self.strategy: str | None = None
+        self.strategy: str | None = None  # of the whole episode; None: there is none
+        self.reflection: Reflection | None = None  # an earlier attempt that the prompts of this episode show
+        self._prompt = ""
         self.first_observation: str | None = None  # None: the environment did not start
         self.observation = ""
         self.admissible: list[str] | None = None
@@ -159,12 +162,21 @@ class Episode:
             past = [(i + 1, t.observation, t.action or t.response) for i, t in enumerate(self.turns)]
             history = past[-self.config.window_turns :] if self.config.window_turns else []
             text = self.prompts.window(
-                turn, self.first_observation or "", self.strategy, history, self.observation, self.admissible
+                turn,
+                self.first_observation or "",
+                self.strategy,
+                history,
+                self.observation,
+                self.admissible,
+                self._reflected(),
             )
             ids = self.chat.prompt(text)
             self.conversation = Conversation(ids)
         elif self.conversation is None:
-            ids = self.chat.prompt(self.prompts.first_action(self.observation, self.strategy, self.admissible))
+            self._prompt = self.prompts.first_action(
+                self.observation, self.strategy, self.admissible, self._reflected()
+            )
+            ids = self.chat.prompt(self._prompt)
             self.conversation = Conversation(ids)
             self._prompt_length = len(ids)
         else:
@@ -182,6 +194,9 @@ class Episode:
             self._end(StopReason.MAX_TOKENS)
             return None
         return ids
+
+    def _reflected(self) -> str:
+        return "" if self.reflection is None or self.strategy is not None else reflected(self.prompts, self.reflection)
 
     def room(self, context_limit: int) -> int:
         """How many tokens the next response may have."""
@@ -205,13 +220,29 @@ class Episode:
             sampled.ids, sampled.logprobs, sampled.temperatures, closed=sampled.closed
         )
         text = self.chat.decode(sampled.ids)
-        action = parse_action(text)
+        action = parse_action(text, self.prompts.markers)
+        per_turn = self.prompts.per_turn
+        strategy = parse_turn_strategy(text, self.prompts.markers) if per_turn else None
         row = 0
         if self.config.context == "window":
             row = len(self.rows)
             self.rows.append(self.conversation.tokens())
         self.turns.append(
-            Turn(self.observation, text, action, 0.0, False, not sampled.closed, row, start, stop, token_limit)
+            Turn(
+                self.observation,
+                text,
+                action,
+                0.0,
+                False,
+                not sampled.closed,
+                row,
+                start,
+                stop,
+                token_limit,
+                strategy=strategy,
+                num_strategy_tokens=sampled.num_first,
+                strategy_missing=per_turn and strategy is None,
+            )
         )
         if action is not None:
             self._pending = self._pool.submit(self._act, action)
@@ -270,11 +301,19 @@ class Episode:
             final_observation=self.observation,
             feedback=self.feedback,
             error=self.error,
+            prompt=self._prompt,
+            reflection=self.reflection,
         )
 
 
 def _with(turn: Turn, **changes: object) -> Turn:
     return Turn(**{**vars(turn), **changes})  # type: ignore[arg-type]
+
+
+def reflected(prompts: Prompts, reflection: Reflection) -> str:
+    """What a prompt says of an earlier attempt."""
+    attempt = reflection.attempt
+    return prompts.reflection(attempt.strategies, attempt.feedback, success=reflection.success)
 
 
 def results(episode: Episode | Trajectory) -> Sequence[tuple[str, str]]:

@@ -20,7 +20,8 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.generation import Cost, derive_seed
-from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - every measure under one name
+from hsg.measures import sample_measures, unsolved  # noqa: F401 - every measure under one name
+from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose
@@ -71,11 +72,30 @@ def play_once(
             played, _ = portions.rollout.play(
                 episodes,
                 temperature=config.temperature.action if fixed is None else fixed,
+                strategy_temperature=config.temperature.strategy if fixed is None else fixed,
                 costs=RolloutCosts(),
                 on_progress=portions.show,
             )
             trajectories += played
     return trajectories
+
+
+def play_samples(
+    config: Config,
+    policy: Policy,
+    task_set: TaskSet,
+    tasks: Sequence[Task],
+    num_samples: int,
+    *,
+    seed: int = 0,
+    description: str = "samples",
+) -> list[list[Trajectory]]:
+    """samples[task][s]: sample s is the episode that an evaluation with the seed `seed + s` meets."""
+    rounds = [
+        play_once(config, policy, task_set, tasks, seed=seed + s, description=f"{description} {s + 1}/{num_samples}")
+        for s in range(num_samples)
+    ]
+    return [list(row) for row in zip(*rounds, strict=True)]
 
 
 def write_strategies(

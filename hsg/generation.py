@@ -30,6 +30,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from hsg.attention import masked_attention
+from hsg.markers import SegmentEnd
 from hsg.models import autocast
 from hsg.packing import common_prefix
 
@@ -50,12 +51,17 @@ def make_generator(*parts: object) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One sampled response: ids with the log-prob (nats) and temperature of each; `closed`: it ended on a stop id."""
+    """One sampled response: ids with the log-prob (nats) and temperature of each; `closed`: it ended on a stop id.
+
+    num_first  tokens of its first segment (a turn's strategy), the end marker's own included; all where it never ended,
+               0 where no segment was looked for
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     temperatures: tuple[float, ...]
     closed: bool
+    num_first: int = 0
 
 
 def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,8 +218,13 @@ class Decoder:
         temperatures: Sequence[float],
         generators: Sequence[torch.Generator],
         max_new_tokens: Sequence[int],
+        first_segment: SegmentEnd | None = None,
+        first_temperatures: Sequence[float] = (),
     ) -> list[Sampled]:
-        """One response for each of some rows, appended to them. All arguments have one entry per row sampled."""
+        """One response for each of some rows, appended to them. All sequences have one entry per row sampled.
+
+        With a `first_segment` a response begins at its row's `first_temperatures`; `temperatures` come after its end.
+        """
         if not rows:
             return []
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
@@ -228,6 +239,8 @@ class Decoder:
                 decoder=self,
                 rows=list(rows),
                 temperatures=list(temperatures),
+                first_segment=first_segment,
+                first_temperatures=list(first_temperatures),
                 generators=list(generators),
                 limits=list(max_new_tokens),
             )
@@ -349,14 +362,19 @@ def _similar(rows: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
 
 
 def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int], temperatures: list[float],
-            generators: list[torch.Generator], limits: list[int], **unused: Any) -> list[Sampled]:  # fmt: skip
+            generators: list[torch.Generator], limits: list[int], first_segment: SegmentEnd | None,
+            first_temperatures: list[float], **unused: Any) -> list[Sampled]:  # fmt: skip
     """The decoding loop handed to `generate`: one token per live row and step."""
     count = len(rows)
     # One uniform per token a row may sample, from its own generator: the rest of the batch cannot matter.
     uniforms = [torch.rand(limits[i], generator=generators[i], dtype=torch.float64) for i in range(count)]
     ids: list[list[int]] = [[] for _ in rows]
     logprobs: list[list[float]] = [[] for _ in rows]
+    heats: list[list[float]] = [[] for _ in rows]
     closed = [False] * count
+    heat = list(temperatures if first_segment is None else first_temperatures)  # of each row's next token
+    seen = [SegmentEnd.START] * count  # how much of the first segment's end marker
+    num_first = [0] * count
     live = [i for i in range(count) if limits[i] > 0]
     if decoder.use_cache and live:
         decoder._lead([rows[i] for i in live])
@@ -370,13 +388,19 @@ def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int],
             logits = decoder._forward(sampled, [len(decoder.rows[r]) for r in sampled])
         else:
             logits = decoder._forward_whole([rows[i] for i in live])
-        heat = torch.tensor([temperatures[i] for i in live], device=logits.device)
+        now = torch.tensor([heat[i] for i in live], device=logits.device)
         chance = torch.stack([uniforms[i][len(ids[i])] for i in live]).to(logits.device)
-        picked, scored = sample_tokens(logits, heat, chance)
+        picked, scored = sample_tokens(logits, now, chance)
         going = []
         for i, token, logprob in zip(live, picked.tolist(), scored.tolist(), strict=True):
             ids[i].append(token)
             logprobs[i].append(logprob)
+            heats[i].append(heat[i] or 1.0)  # greedy is recorded at temperature 1
+            if first_segment is not None and seen[i] != first_segment.END:
+                num_first[i] += 1
+                seen[i] = first_segment.step(seen[i], token)
+                if seen[i] == first_segment.END:
+                    heat[i] = temperatures[i]
             decoder.rows[rows[i]].append(token)
             closed[i] = token in decoder.stop_ids
             if not closed[i] and len(ids[i]) < limits[i]:
@@ -385,7 +409,4 @@ def _decode(model: Any, input_ids: Tensor, *, decoder: Decoder, rows: list[int],
         if decoder.use_cache and len(going) < len(live):
             decoder._lead([rows[i] for i in going])
         live = going
-    return [
-        Sampled(tuple(ids[i]), tuple(logprobs[i]), (temperatures[i] or 1.0,) * len(ids[i]), closed[i])
-        for i in range(count)
-    ]
+    return [Sampled(tuple(ids[i]), tuple(logprobs[i]), tuple(heats[i]), closed[i], num_first[i]) for i in range(count)]

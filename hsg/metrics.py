@@ -8,6 +8,7 @@ from hsg.credit import Credit
 from hsg.generation import Cost
 from hsg.packing import common_prefix
 from hsg.protocol import StopReason
+from hsg.reflection import Draw
 from hsg.types import Candidates, Judgment, Trajectory
 
 Sums = dict[str, tuple[float, float]]
@@ -47,6 +48,26 @@ def cost_metrics(
     sums["cost/unique_tokens"] = (float(sum(map(unique_tokens, trajectories))), 0.0)
     sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
     return sums | {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
+
+
+def reflection_metrics(draws: Sequence[Draw], trajectories: Sequence[Sequence[Sequence[Trajectory]]]) -> Sums:
+    """How often a reflection was asked for, shown, or missing from its buffer, and what became of those that saw one.
+
+    draws  one per rollout, or one per task, whose rollouts all follow strategies that saw the same
+    """
+    flat = [t for task in trajectories for group in task for t in group]
+    each = [draw for draw in draws for _ in range(len(flat) // len(draws))] if draws else []
+    played = [(draw, t) for draw, t in zip(each, flat, strict=True) if t.valid]
+    asked = [draw for draw in draws if draw.asked != "plain"]
+    return {
+        "reflection/bad_share": mean(d.shown is not None and not d.shown.success for d in draws),
+        "reflection/good_share": mean(d.shown is not None and d.shown.success for d in draws),
+        "reflection/empty_share": mean(d.shown is None for d in asked),
+        "reflection/success_with": mean(t.success for d, t in played if d.shown is not None),
+        "reflection/success_with_bad": mean(t.success for d, t in played if d.shown and not d.shown.success),
+        "reflection/success_with_good": mean(t.success for d, t in played if d.shown and d.shown.success),
+        "reflection/success_without": mean(t.success for d, t in played if d.shown is None),
+    }
 
 
 def unique_tokens(groups: Sequence[Sequence[Trajectory]]) -> int:
@@ -95,6 +116,12 @@ def rollout_metrics(
     }
     for reason in StopReason:
         sums[f"stop/{reason.value}"] = mean(t.stop_reason is reason for t in flat)
+    given = [turn for turn in turns if turn.num_strategy_tokens or turn.strategy_missing]
+    if given:
+        sums |= {
+            "strategy/parse_error_rate": mean(turn.strategy_missing for turn in given),
+            "strategy/tokens_per_turn": mean(turn.num_strategy_tokens for turn in given),
+        }
     if candidates is not None:
         every = [s for c in candidates for s in c.strategies]
         kept = [s for c in candidates for s in c.kept]

@@ -90,12 +90,14 @@ class Demonstration:
     actions   what is done, turn by turn
     wasted    0-based turns that neither follow the strategy nor advance the task (put in on purpose)
     fits      the strategy suits the task (False: a wrong strategy, faithfully followed)
+    turn_strategies  what guides each turn by itself, as long as `actions`; empty: `strategy` guides every turn
     """
 
     strategy: str
     actions: tuple[str, ...]
     wasted: tuple[int, ...] = ()
     fits: bool = True
+    turn_strategies: tuple[str, ...] = ()
 
 
 class Environment(ABC):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from hsg.batch import strategy_token_advantages, turn_token_advantages
 from hsg.config import Config
 from hsg.credit import Credit
-from hsg.types import Candidates, Judgment, Strategy, Tokens, Trajectory
+from hsg.types import Candidates, Judgment, Reflection, Strategy, Tokens, Trajectory
 
 
 def _number(value: float) -> float | None:
@@ -66,7 +67,7 @@ def _strategy_record(
     assert credit.strategy_format_penalties is not None and credit.strategy_length_penalties is not None
     record = {
         "kind": "strategy", **head, "strategy_index": n, "candidate_index": candidate, "text": strategy.text,
-        "parsed": strategy.parsed,
+        "parsed": strategy.parsed, "prompt": strategy.prompt, "reflection": _reflection(strategy.reflection),
         "return": _number(credit.strategy_returns[p, n].item()),
         "advantage": credit.strategy_advantages[p, n].item(),
         "format_penalty": credit.strategy_format_penalties[p, n].item(),
@@ -76,6 +77,11 @@ def _strategy_record(
         valid = not bool(credit.strategy_returns[p, n].isnan())
         record |= _token_record(strategy.tokens, strategy_token_advantages(strategy.tokens, credit, p, n), valid)
     return record
+
+
+def _reflection(shown: Reflection | None) -> dict[str, Any] | None:
+    """The earlier attempt that a prompt showed."""
+    return None if shown is None else {"success": shown.success, **asdict(shown.attempt)}
 
 
 def _trajectory_record(
@@ -88,11 +94,13 @@ def _trajectory_record(
 ) -> dict[str, Any]:
     valid = bool(credit.valid[place])
     turns: list[dict[str, Any]] = []
+    per_turn = config.strategy.per == "turn"
     for k, turn in enumerate(trajectory.turns):
         turns.append(
             {
                 "observation": turn.observation,
                 "response": turn.response,
+                **({"strategy": turn.strategy} if per_turn else {}),
                 "action": turn.action,
                 "reward": turn.reward,
                 "valid": turn.valid,
@@ -106,7 +114,8 @@ def _trajectory_record(
     record = {
         "kind": "trajectory", **head, "split": trajectory.task.split, "seed": trajectory.seed,
         "strategy_index": trajectory.strategy_index, "rollout_index": trajectory.rollout_index,
-        "strategy": trajectory.strategy, "turns": turns, "final_observation": trajectory.final_observation,
+        "strategy": trajectory.strategy, "prompt": trajectory.prompt, "reflection": _reflection(trajectory.reflection),
+        "turns": turns, "final_observation": trajectory.final_observation,
         "outcome": trajectory.outcome, "score": trajectory.score, "success": trajectory.success,
         "stop_reason": trajectory.stop_reason.value, "judgment": judgment.text, "error": trajectory.error,
     }  # fmt: skip

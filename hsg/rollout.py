@@ -23,6 +23,7 @@ from hsg.config import Config
 from hsg.episode import Episode, Request
 from hsg.generation import Cost, Decoder
 from hsg.judge import Judge
+from hsg.markers import SegmentEnd
 from hsg.pool import Pool
 from hsg.prompts import Prompts
 from hsg.protocol import TaskSet
@@ -53,7 +54,10 @@ class Rollout:
 
     def __init__(self, config: Config, policy: Policy, task_set: TaskSet) -> None:
         self.config, self.policy, self.task_set = config, policy, task_set
-        self.prompts = Prompts.make(config.prompts.style, config.prompts.templates)
+        self.prompts = Prompts.of(config)
+        # Where every response begins with a strategy, this is how its end is seen while it is sampled.
+        per_turn = config.strategy.per == "turn"
+        self.first_segment = SegmentEnd(policy.tokenizer, self.prompts.markers.strategy_end) if per_turn else None
         self.pool = Pool(config.rollout.env_threads, config.rollout.env_timeout_seconds)
 
     def close(self) -> None:
@@ -69,15 +73,21 @@ class Rollout:
         episodes: Sequence[Episode],
         *,
         temperature: float,
+        strategy_temperature: float | None = None,
         costs: RolloutCosts,
         judge: Judge | None = None,
         on_progress: Callable[[int], None] = lambda finished: None,
     ) -> tuple[list[Trajectory], list[Judgment]]:
-        """Play begun episodes to their ends. Returns trajectories and judgments in the order of the episodes."""
+        """Play begun episodes to their ends. Returns trajectories and judgments in the order of the episodes.
+
+        strategy_temperature  of the strategy that begins a response (`strategy.per: turn`); None: `temperature`
+        """
+        first = temperature if strategy_temperature is None else strategy_temperature
         judgments: dict[int, Judgment] = {}
         finished = 0
         for portion in self._portions(episodes):
-            streams = [_Stream(self, part, temperature, costs) for part in _split(portion, self.config.rollout.streams)]
+            parts = _split(portion, self.config.rollout.streams)
+            streams = [_Stream(self, part, (first, temperature), costs) for part in parts]
             while streams:
                 for stream in streams:
                     stream.turn()
@@ -117,8 +127,11 @@ def _split(episodes: Sequence[Episode], num_parts: int) -> list[list[Episode]]:
 class _Stream:
     """One part of the batch: its episodes in lockstep turns over one decoder."""
 
-    def __init__(self, rollout: Rollout, episodes: Sequence[Episode], temperature: float, costs: RolloutCosts) -> None:
-        self.rollout, self.episodes, self.temperature, self.costs = rollout, list(episodes), temperature, costs
+    def __init__(
+        self, rollout: Rollout, episodes: Sequence[Episode], temperatures: tuple[float, float], costs: RolloutCosts
+    ) -> None:
+        self.rollout, self.episodes, self.costs = rollout, list(episodes), costs
+        self.strategy_temperature, self.temperature = temperatures
         self.decoder: Decoder | None = None
         self._row: dict[int, int] = {}  # id(episode) -> row of the decoder
 
@@ -142,6 +155,8 @@ class _Stream:
             temperatures=[self.temperature] * len(asked),
             generators=[e.generator for e, _ in asked],
             max_new_tokens=rooms,
+            first_segment=self.rollout.first_segment,
+            first_temperatures=[self.strategy_temperature] * len(asked),
         )
         for (episode, _), response, room in zip(asked, responses, rooms, strict=True):
             episode.receive(response, room)

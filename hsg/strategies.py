@@ -14,11 +14,12 @@ from torch import Tensor
 
 from hsg.chat import Conversation
 from hsg.config import Config
+from hsg.episode import reflected
 from hsg.generation import Cost, Decoder, derive_seed, make_generator
 from hsg.prompts import Prompts, parse_strategy
 from hsg.rollout import Policy
 from hsg.selector import farthest_point_indices, mean_pairwise_distance
-from hsg.types import Candidates, Strategy
+from hsg.types import Candidates, Reflection, Strategy
 
 Embed = Callable[[Sequence[str]], Tensor]  # texts -> (n, D)
 
@@ -33,9 +34,18 @@ def propose(
     num_candidates: int,
     temperature: float,
     cost: Cost,
+    reflections: Sequence[Reflection | None] | None = None,
 ) -> list[list[Strategy]]:
-    """`num_candidates` strategies for each first observation, each sampled with a generator of its own."""
-    asked = [policy.chat.prompt(prompts.strategy(text)) for text in observations]
+    """`num_candidates` strategies for each first observation, each sampled with a generator of its own.
+
+    reflections  the earlier attempt that each prompt shows, the same for all its candidates; None: plain prompts
+    """
+    shown = reflections if reflections is not None else [None] * len(observations)
+    texts = [
+        prompts.strategy(text, "" if earlier is None else reflected(prompts, earlier))
+        for text, earlier in zip(observations, shown, strict=True)
+    ]
+    asked = [policy.chat.prompt(text) for text in texts]
     rooms = [min(config.strategy.max_tokens, policy.context_limit - len(ids)) for ids in asked]
     if min(rooms) < 1:
         raise ValueError(
@@ -65,7 +75,13 @@ def propose(
         parsed = parse_strategy(text)
         strategies[i].append(
             Strategy(
-                text if parsed is None else parsed, parsed is not None, not response.closed, row.tokens(), rooms[i]
+                text if parsed is None else parsed,
+                parsed is not None,
+                not response.closed,
+                row.tokens(),
+                rooms[i],
+                prompt=texts[i],
+                reflection=shown[i],
             )
         )
     return strategies

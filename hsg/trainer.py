@@ -41,6 +41,7 @@ from hsg.learner import Learner, UpdateCosts
 from hsg.models import load_encoder, load_policy, stop_ids
 from hsg.protocol import FAULTS, Task, TaskSet
 from hsg.records import iteration_records
+from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.strategies import propose, select
@@ -90,8 +91,8 @@ class Trainer:
         self.evaluation_tasks = evaluation_tasks(config, task_set)
         self.policy = make_policy(config, model_path, distributed.device)
         self.model = self.policy.model
-        flat = config.strategy.per == "none"
-        self.embed = None if flat else load_encoder(config.model.encoder, distributed.device).embed
+        whole = config.strategy.per == "episode"
+        self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
         needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
         self.reference = make_policy(config, model_path, distributed.device) if needs_reference else None
         self.rollout = Rollout(config, self.policy, task_set)
@@ -99,6 +100,7 @@ class Trainer:
         self._arithmetic = Arithmetic(self.model)
         self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
+        self.reflection = ReflectionBuffers(config.reflection)
         self.learner = Learner(
             config,
             self.model,
@@ -153,8 +155,9 @@ class Trainer:
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration)  # P*N*M, row-major
         candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, [task for _, task in mine], episodes)
         if self.embed is not None:
-            candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, costs, clock)
+            candidates = self._draw_strategies(iteration, [task for _, task in mine], episodes, draws, costs, clock)
             kept = [s for c in candidates for s in c.kept]
             for i, episode in enumerate(episodes):
                 episode.strategy = kept[i // num_rollouts].text
@@ -162,6 +165,7 @@ class Trainer:
             played, judged = self.rollout.play(
                 episodes,
                 temperature=config.temperature.action,
+                strategy_temperature=config.temperature.strategy,
                 costs=costs,
                 judge=self.judge,
                 on_progress=lambda finished: bar.update(finished - bar.n),
@@ -169,6 +173,7 @@ class Trainer:
         self._check_faults(played)
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
+        self._remember(played)
         trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
         judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
@@ -180,6 +185,8 @@ class Trainer:
             credit = assign_credit(config, strategies, trajectories, judgments)
             rows = build_rows(strategies, trajectories, credit)
             sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+            if self.reflection.enabled:
+                sums |= mx.reflection_metrics(draws, trajectories)
             records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
         if iteration + 1 < config.train.iterations:
             # The next episodes need no policy to start, and the environments' cores are idle while the model learns.
@@ -251,7 +258,13 @@ class Trainer:
         ]
 
     def _draw_strategies(
-        self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode], costs: RolloutCosts, clock: Clock
+        self,
+        iteration: int,
+        tasks: Sequence[Task],
+        episodes: Sequence[Episode],
+        draws: Sequence[Draw],
+        costs: RolloutCosts,
+        clock: Clock,
     ) -> list[Candidates]:
         config = self.config
         if not tasks:
@@ -274,9 +287,30 @@ class Trainer:
                 num_candidates=config.num_candidates,
                 temperature=config.temperature.strategy,
                 cost=costs.strategy,
+                reflections=[draw.shown for draw in draws] if draws else None,
             )  # (P, C)
         with clock("selection"):
             return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+
+    def _reflect(self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[Draw]:
+        """Which earlier attempts are shown: one draw per task before its strategies, else one per rollout, (P,) or (P*G,)."""
+        if not self.reflection.enabled:
+            return []
+        if self.embed is not None:
+            seed = self.config.seed
+            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for task in tasks]
+        draws = [self.reflection.draw(e.request.task.id, e.request.key) for e in episodes]
+        for episode, draw in zip(episodes, draws, strict=True):
+            episode.reflection = draw.shown
+        return draws
+
+    def _remember(self, played: Sequence[Trajectory]) -> None:
+        """Put what was played into the buffers of every rank, in the order of tasks and rollouts."""
+        if not self.reflection.enabled:
+            return
+        mine = [(t.task.id, attempt, t.success) for t in played if (attempt := attempt_of(t)) is not None]
+        for task_id, attempt, success in self.distributed.gather(mine):
+            self.reflection.add(task_id, [(attempt, success)])
 
     def _settle_logprobs(
         self, candidates: list[Candidates] | None, played: Sequence[Trajectory]

@@ -45,6 +45,22 @@ class Tokens:
         return int(self.response_mask.sum())
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What is remembered of an earlier rollout of a task: its strategies in turn order, the environment's last feedback."""
+
+    strategies: tuple[str, ...]
+    feedback: str | None
+
+
+@dataclass(frozen=True)
+class Reflection:
+    """An attempt shown in a prompt: as a failure to criticise, or as a success to be inspired by."""
+
+    attempt: Attempt
+    success: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Strategy:
     """One strategy of one task: a sampled text that conditions every action of its rollouts."""
@@ -54,6 +70,8 @@ class Strategy:
     truncated: bool  # the token limit cut it off
     tokens: Tokens  # prompt + response, the row that is trained
     token_limit: int
+    prompt: str = ""  # what the policy was asked, a reflection included
+    reflection: Reflection | None = None  # the earlier attempt that the prompt showed
 
     @property
     def num_tokens(self) -> int:
@@ -88,10 +106,13 @@ class Turn:
     start: int  # its sampled tokens are row.response positions [start, stop) of the (T-1)-aligned tensors
     stop: int
     token_limit: int
+    strategy: str | None = None  # the turn's own, where each has one (`strategy.per: turn`); None: none was found
+    num_strategy_tokens: int = 0  # the first of its sampled tokens: those at the strategy's temperature
+    strategy_missing: bool = False  # one was asked for and not found
 
     @property
     def parsed(self) -> bool:
-        return self.action is not None
+        return self.action is not None and not self.strategy_missing
 
     @property
     def num_tokens(self) -> int:
@@ -116,6 +137,8 @@ class Trajectory:
     final_observation: str  # what the last action brought
     feedback: str | None = None
     error: str | None = None
+    prompt: str = ""  # the first user turn as the policy read it, a reflection included
+    reflection: Reflection | None = None  # the earlier attempt that it showed
 
     @property
     def valid(self) -> bool:

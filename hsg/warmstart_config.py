@@ -56,10 +56,12 @@ class WarmstartConfig:
     lr: float = 2e-3
     weight_decay: float = 0.1
     patience: int = 3  # evaluations of the validation loss without gain before it stops: the plateau
-    share_strategy: float = 0.15  # share of the prompt forms in the data
+    share_strategy: float = 0.15  # weights of the prompt forms in the loss, relative to each other
     share_action: float = 0.45  # play that follows a strategy
     share_plain: float = 0.2  # play without a strategy
     share_judgment: float = 0.2
+    share_turn: float = 0.15  # play with a strategy in every response
+    share_reflection: float = 0.05  # ... or a strategy for the episode, after an earlier attempt was shown
     seed: int = 0
     nano: NanoConfig = field(default_factory=NanoConfig)
 
@@ -70,5 +72,5 @@ class WarmstartConfig:
             require(getattr(self, name) > 0, f"warmstart.{name}", "> 0", getattr(self, name))
         value = self.max_turns
         require(value is None or value >= 1, "warmstart.max_turns", ">= 1 or null", value)
-        shares = [self.share_strategy, self.share_action, self.share_plain, self.share_judgment]
+        shares = [value for name, value in vars(self).items() if name.startswith("share_")]
         require(min(shares) >= 0 and sum(shares) > 0, "warmstart.share_*", ">= 0 with a sum > 0", shares)

@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hsg.chat import ChatFormat, Conversation
 from hsg.generation import Cost, Sampled
-from hsg.prompts import Prompts, action_response, judgment_response, strategy_response
+from hsg.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
 from hsg.protocol import Environment, StepResult, StopReason, Task, TaskSet
 from hsg.types import Strategy, Tokens, Trajectory, Turn
 
@@ -186,6 +186,7 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chat, prompts = ChatFormat(AutoTokenizer.from_pretrained(folder)), Prompts.make("terse")
+    turn_prompts = Prompts.make("terse", per_turn=True)
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -198,9 +199,19 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
 
     def make_row() -> Conversation:
         first = f"Guess. It is {pick(HINTS)}."
+        shown = pick(["", "", *(prompts.reflection([f"try {n}"], None, success=good) for n in "12" for good in (0, 1))])
+        if pick(range(4)) == 0:
+            row = Conversation(chat.prompt(turn_prompts.first_action(first, None, reflection=shown)))
+            for turn in range(1, pick(range(1, 4)) + 1):
+                if turn > 1:
+                    text = turn_prompts.next_action(turn, pick(["Too low, go on.", "No."]))
+                    row.append_context(chat.next_user(text, closed=True))
+                number = pick(NUMBERS)
+                said(row, turn_response(f"try {number}", str(number)))
+            return row
         strategy = pick([None, *(f"try {n}" for n in NUMBERS)])
         if pick(range(4)) == 0:
-            row = Conversation(chat.prompt(prompts.strategy(first)))
+            row = Conversation(chat.prompt(prompts.strategy(first, shown)))
             said(row, strategy_response(f"try {pick(NUMBERS)}"))
             return row
         row = Conversation(chat.prompt(prompts.first_action(first, strategy)))

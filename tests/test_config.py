@@ -30,7 +30,8 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("run.name", ["a/b", "..", "../x", "", "a\nb", "a\0b", "a\udcff"], ["a.b", "x" * 200, "ünï 门"]),
     ("run.dir", ["a\0b", "a\nb"], ["a b"]),
     ("temperature.strategy", [0, -1, 100], [0.01, 99]), ("temperature.action", [0, 100], [2]),
-    ("strategy.max_tokens", [0], [1]),
+    ("strategy.max_tokens", [0], [1]), ("reflection.capacity", [0], [1]),
+    ("reflection.p_bad", [-0.1, 1.1], [0, 1]), ("reflection.p_good", [-0.1, 1.1], [0, 1]),
     ("rollout.max_turns", [0], [1]), ("rollout.max_action_tokens", [0], [1]), ("rollout.env_threads", [0], [1]),
     ("rollout.streams", [0], [1]), ("rollout.max_cache_tokens", [0], [1]), ("rollout.window_turns", [-1], [0]),
     ("rollout.env_timeout_seconds", [0, -1, 1e300], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
@@ -150,8 +151,8 @@ def test_flat_method_needs_no_candidates() -> None:
         ("warmstart.nano.marks=[a, [b]]", "warmstart.nano.marks[1] must be a text, got ['b']"),
         ("warmstart.nano.marks=[a, a]", "warmstart.nano.marks must be texts of at least one letter, each once, got"),
         ("warmstart.nano.marks=['']", "warmstart.nano.marks must be texts of at least one letter, each once, got ['']"),
-        ("algorithm=[grpo]", "algorithm must be one of strata, grpo, got ['grpo']"),
-        ("algorithm=grbo", "algorithm must be one of strata, grpo, got 'grbo'; did you mean 'grpo'?"),
+        ("algorithm=[grpo]", "algorithm must be one of strata, sge, grpo, got ['grpo']"),
+        ("algorithm=grbo", "algorithm must be one of strata, sge, grpo, got 'grbo'; did you mean 'grpo'?"),
     ],
 )  # fmt: skip
 def test_wrong_type(override: str, message: str) -> None:

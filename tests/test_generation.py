@@ -20,6 +20,7 @@ from hsg.batch import Row, collate
 from hsg.chat import Conversation
 from hsg.config import Config
 from hsg.generation import Cost, Decoder, Sampled, derive_seed, make_generator, sample_tokens
+from hsg.markers import SegmentEnd
 from hsg.models import score
 from hsg.trainer import make_policy
 from hsg.types import ACTION
@@ -342,3 +343,69 @@ def test_nothing_is_printed(guesser_folder: Path) -> None:
         capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --------------------------------------------------------------------------------------------------- mixed temperatures
+
+
+class Letters:
+    """Token n reads as the n-th character of a small alphabet, over and over."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [0]
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return "".join("abc>"[i % 4] for i in ids)
+
+
+def two_segments(first: float, then: float, *, marker: str | None = ">", **options: Any) -> list[Sampled]:
+    """Six responses of a random model, of which most have a marker somewhere."""
+    rows = list(range(6))
+    decoder = Decoder(tiny_model("llama"), STOPS, [[20 + row, 30] for row in rows], **options)
+    return decoder.sample(
+        rows,
+        temperatures=[then] * 6,
+        generators=[make_generator("mixed", row) for row in rows],
+        max_new_tokens=[12, 12, 3, 12, 1, 12],
+        first_segment=None if marker is None else SegmentEnd(Letters(), marker),
+        first_temperatures=[first] * 6,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}])
+def test_temperature_changes_after_the_marker(options: dict[str, Any]) -> None:
+    sampled = two_segments(1.5, 0.5, **options)
+    ended = 0
+    for answer in sampled:
+        text = Letters().decode(answer.ids)
+        length = text.find(">") + 1 or len(text)  # the marker's own token still belongs to the first segment
+        assert answer.num_first == length
+        assert answer.temperatures == (1.5,) * length + (0.5,) * (len(text) - length)
+        ended += length < len(text)
+    assert ended >= 2, "some rows must go on after their marker"
+    assert any(">" not in Letters().decode(a.ids) for a in sampled), "one must run to its limit before it"
+
+
+def test_log_probs_are_those_of_each_tokens_own_temperature() -> None:
+    model = tiny_model("llama")
+    for row, answer in enumerate(two_segments(1.5, 0.5)):
+        ids = torch.tensor([[20 + row, 30, *answer.ids]])
+        logits = model(ids).logits[0, 1:-1].double()
+        heat = torch.tensor(answer.temperatures, dtype=torch.float64)
+        logprobs = torch.log_softmax(logits / heat[:, None], -1)
+        expected = logprobs.gather(1, torch.tensor(answer.ids)[:, None]).squeeze(1)
+        assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_one_shared_temperature_is_plain_sampling_token_for_token() -> None:
+    mixed, plain = two_segments(0.9, 0.9), two_segments(0.0, 0.9, marker=None)
+    assert [(a.ids, a.logprobs, a.temperatures, a.closed) for a in mixed] == [
+        (a.ids, a.logprobs, a.temperatures, a.closed) for a in plain
+    ]
+    assert all(a.num_first == 0 for a in plain)
+
+
+def test_greedy_first_segment_is_recorded_at_temperature_one() -> None:
+    for answer in two_segments(0.0, 0.7):
+        assert set(answer.temperatures[: answer.num_first]) == {1.0}
+        assert set(answer.temperatures[answer.num_first :]) <= {0.7}

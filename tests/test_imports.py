@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 LEVELS = (
     ("protocol",),
     ("types", "config"),
+    ("markers",),
     ("advantages", "losses", "selector", "prompts", "models", "distributed", "tracking"),
     ("generation", "batch"),
     ("strategies", "reflection", "judge", "rollout", "checkpoint"),

@@ -102,7 +102,7 @@ def test_templates_can_be_replaced_and_are_checked():
     with pytest.raises(ValueError, match="did you mean 'strategy'"):
         Prompts.make("full", {"strategi": "x"})
     with pytest.raises(
-        ValueError, match=r"prompts\.templates\.strategy must use fields among observation, got \{turn\}"
+        ValueError, match=r"prompts\.templates\.strategy must use fields among observation, reflection, got \{turn\}"
     ):
         Prompts.make("full", {"strategy": "{turn}"})
 

@@ -17,10 +17,11 @@ from hsg.episode import Episode, Request
 from hsg.generation import Sampled
 from hsg.models import load_policy, load_tokenizer
 from hsg.pool import Pool
-from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy
+from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy, parse_turn_strategy, turn_response
 from hsg.protocol import Demonstration, EnvironmentFault
+from hsg.types import Attempt, Reflection
 
-STRATEGY, ACTION, PLAIN, JUDGMENT = range(4)
+STRATEGY, ACTION, PLAIN, JUDGMENT, TURN, REFLECTION = range(6)
 
 
 def config_for(tmp_path, **sections):
@@ -69,37 +70,51 @@ def test_every_form_is_there_and_exactly_the_responses_are_taught(tmp_path, task
         assert len(row.forms) == len(row.ids) - 1
         for kind, text in taught(row, form):
             seen[FORMS[kind]] += 1
-            parse = {STRATEGY: parse_strategy, ACTION: parse_action, PLAIN: parse_action}.get(kind)
-            answer = parse(text) if parse else parse_judgment(text, 8)
-            assert answer is not None, (kind, text)
+            parsers = {
+                STRATEGY: [parse_strategy], ACTION: [parse_action], PLAIN: [parse_action],
+                TURN: [parse_turn_strategy, parse_action], REFLECTION: [parse_turn_strategy],
+                JUDGMENT: [lambda text: parse_judgment(text, 8)],
+            }[kind]  # fmt: skip
+            assert all(parse(text) is not None for parse in parsers), (kind, text)
     assert all(seen.values()), seen
 
 
 @pytest.mark.parametrize("context", ["conversation", "window"])
-@pytest.mark.parametrize("strategies", [True, False])
-def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form, context, strategies):
+@pytest.mark.parametrize("kind", [ACTION, PLAIN, TURN, REFLECTION])
+def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form, context, kind):
     """The real Episode plays a demonstration as a scripted policy; its rows must be the warm start's."""
     rollout = {"context": context, "admissible_actions": True}
-    shares = {"share_plain": 1.0, "share_action": 1.0}
+    shares = {"share_plain": 1.0, "share_action": 1.0, "share_turn": 1.0, "share_reflection": 1.0}
+    per_turn = kind in (TURN, REFLECTION)
     config = config_for(tmp_path, rollout=rollout, warmstart=shares, prompts={"style": "full"})
     played, _ = collect(config, task_set)
-    item = next(p for p in played if p.wasted and min(p.wasted) > 2 and not p.success)
-    prompts = Prompts.make("full")
+    if kind == REFLECTION:  # nothing is taught after an earlier attempt but play that fits the task
+        item = next(p for p in played if p.fits and not p.wasted)
+    else:
+        item = next(p for p in played if p.wasted and min(p.wasted) > 2 and not p.success)
+    assert set(item.turn_strategies) != {item.strategy}
+    prompts = Prompts.make("full", per_turn=per_turn)
     task = next(t for t in task_set.tasks("train") if t.id == item.task_id)
     pool = Pool(1, 60.0)
     request = Request(task, 0, config.warmstart.seed, 0, 0, ("test",))
     episode = Episode(request, task_set, pool, config.rollout, prompts, form)
-    episode.strategy = item.strategy if strategies else None
-    for action in item.actions:
+    episode.strategy = item.strategy if kind == ACTION else None
+    if kind == REFLECTION:  # with one attempt at hand, that is the earlier one
+        episode.reflection = Reflection(Attempt(item.turn_strategies, item.feedback), item.success)
+    for own, action in zip(item.turn_strategies, item.actions, strict=True):
         episode.wait()
         assert episode.ask(9000) is not None
-        reply = form.reply(f"<action>{action}</action>")
+        reply = form.reply(turn_response(own, action) if per_turn else f"<action>{action}</action>")
         episode.receive(Sampled(tuple(reply), (0.0,) * len(reply), (1.0,) * len(reply), True), 64)
     episode.wait()
     trajectory = episode.trajectory()
     pool.close()
-    kind = ACTION if strategies else PLAIN
-    rows = [r for r in make_rows(config, [item], form, 9000) if kind in r.forms]
+    rows: list[demonstrations.Row] = []
+    for seed in range(9):  # a reflection teaches the turns or a strategy of the episode, at random
+        seeded = dataclasses.replace(config, warmstart=dataclasses.replace(config.warmstart, seed=seed))
+        rows = [r for r in make_rows(seeded, [item], form, 9000) if kind in r.forms]
+        if kind != REFLECTION or "<action>" in form.decode(rows[0].ids):
+            break
     assert len(trajectory.turns) == len(item.actions)
     expected = trajectory.rows
     if context == "window":
@@ -114,7 +129,7 @@ def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form,
         ]
         assert [form == kind for form in row.forms[: length - 1]] == marks
         rest = row.ids[length:]
-        if context == "conversation" and strategies:
+        if context == "conversation" and kind == ACTION:
             question = form.next_user(prompts.judgment(trajectory.final_observation, len(item.actions)), closed=True)
             answer = form.reply(f"<judgment>[{', '.join(str(t + 1) for t in item.wasted)}]</judgment>")
             assert rest == question + answer
@@ -155,7 +170,7 @@ def test_forms_get_their_share_of_the_loss_whatever_their_length(tmp_path, task_
     rows = make_rows(config, collect(config, task_set)[0], form, 512)
     weights, counts = supervised._form_weights(rows, config.warmstart)
     parts = [w * n for w, n in zip(weights, counts, strict=True)]
-    assert [round(p / sum(parts), 6) for p in parts] == [0.15, 0.45, 0.2, 0.2]
+    assert [round(1.2 * p / sum(parts), 6) for p in parts] == [0.15, 0.45, 0.2, 0.2, 0.15, 0.05]
     without = dataclasses.replace(config.warmstart, share_judgment=0.0)
     assert supervised._form_weights(rows, without)[0][JUDGMENT] == 0.0
 

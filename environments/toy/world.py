@@ -24,12 +24,10 @@ Deliberately absent:
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
-from collections.abc import Iterator
 
-from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
+from hsg.protocol import Environment, StepResult, Task
 
 TURN_LIMIT = 8
 PLACES = {
@@ -47,15 +45,7 @@ CLUES = {
 GOALS = ("key", "ring", "coin", "map", "bell", "lamp")
 AREAS = tuple(PLACES)
 HALL = "hall"
-STRATEGIES = (
-    "Search the {area} first: open each place there, then take the {goal}.",
-    "Go to the {area} and open each place. Take the {goal} when you see it.",
-    "The {goal} may be in the {area}. Search there before any other area.",
-    "Start in the {area}. Open each place there and take the {goal}.",
-    "First search the {area}, then the other areas.",
-)
-WASTED_SHARE = 1 / 3  # of the demonstrations contain 1 to 3 wasted turns
-_AREA_OF = {place: area for area, places in PLACES.items() for place in places}
+AREA_OF = {place: area for area, places in PLACES.items() for place in places}
 _AREA_WORD = re.compile(r"\b(" + "|".join(AREAS) + r")s?\b", re.IGNORECASE)
 
 
@@ -190,8 +180,12 @@ class ToyEnvironment(Environment):
         return self.task.data["place"] in self._tried and not self._bolts
 
     def _feedback(self, won: bool) -> str:
-        tried = ", ".join(place for place in _AREA_OF if place in self._tried) or "nothing"
-        return f"The {self.task.data['goal']} was {'found' if won else 'not found'}. Opened: {tried}."
+        tried = ", ".join(place for place in AREA_OF if place in self._tried) or "nothing"
+        bolted = f" Bolted: {self.task.data['place']}." if self._goal_behind_known_bolts() else ""
+        return f"The {self.task.data['goal']} was {'found' if won else 'not found'}. Opened: {tried}.{bolted}"
+
+    def _goal_behind_known_bolts(self) -> bool:
+        return self._bolts > 0 and self.task.data["place"] in self._tried
 
     def distance(self) -> int:
         """Fewest turns from here to the object; 0 when it is taken."""
@@ -233,135 +227,3 @@ def wasted_turns(task: Task, strategy: str, actions: list[str] | tuple[str, ...]
         if not follows and environment.distance() >= before:
             wasted.append(turn)
     return tuple(wasted)
-
-
-def _faithful_play(task: Task, first: str, rng: random.Random) -> Iterator[str]:
-    """Search `first`, then the areas after it in their order; within an area the places in any order."""
-    start = AREAS.index(first)
-    for area in AREAS[start:] + AREAS[:start]:
-        yield f"go {area}"
-        for place in rng.sample(PLACES[area], len(PLACES[area])):
-            yield f"open {place}"
-            if place == task.data["place"] and not task.data["bolts"]:
-                yield f"take {task.data['goal']}"
-                return
-
-
-def _waste(task: Task, first: str, actions: list[str], rng: random.Random) -> tuple[list[str], list[int]]:
-    """Put 1 to 3 wasted turns into faithful play: the longer list and the places of the wasted turns in it."""
-    positions = set(rng.choices(range(min(len(actions), TURN_LIMIT - 1)), k=rng.randint(1, 3)))
-    played: list[str] = []
-    wasted: list[int] = []
-    area = HALL
-    tried: list[str] = []
-    for index, action in enumerate(actions):
-        if index in positions:
-            wasted.append(len(played))
-            fillers = ["look", "wait", *(f"open {place}" for place in tried)]
-            fillers += [f"unbolt {place}" for place in PLACES.get(area, ()) if place != task.data["place"]]
-            # Walking off is plainly wasted only before `first` is searched, and only to where nothing is hidden.
-            if index <= len(PLACES[first]):
-                fillers += [f"go {other}" for other in AREAS if other not in (first, task.data["area"])]
-            played.append(rng.choice(fillers))
-            if played[-1].startswith("go ") and area == first:
-                played.append(f"go {first}")  # coming back follows the strategy
-        verb, noun = action.split()
-        if verb == "go":
-            area, tried = noun, []
-        elif verb == "open":
-            tried.append(noun)
-        played.append(action)
-    return played, wasted
-
-
-class ToyTaskSet(TaskSet):
-    """All tasks (area x place x goal x pair of clue words), dealt to three splits; the ids spell the task out."""
-
-    name = "toy"
-    splits = ("train", "dev", "test")
-
-    def __init__(self, sizes: dict[str, int], bolted_share: float, num_bolts: int):
-        catalogue = _catalogue()
-        cut = len(catalogue) // 60 * 12  # a fifth, in whole dozens that hold each place once
-        pools = {"test": catalogue[:cut], "dev": catalogue[cut : 2 * cut], "train": catalogue[2 * cut :]}
-        self._tasks: dict[str, list[Task]] = {}
-        for split, size in sizes.items():
-            if not 1 <= size <= len(pools[split]):
-                raise ValueError(f"toy.num_{split} must be in 1..{len(pools[split])}, got {size}; choose fewer tasks")
-            self._tasks[split] = [
-                _task(split, *pools[split][i], bolts=num_bolts if _is_share_step(i, bolted_share) else 0)
-                for i in range(size)
-            ]
-
-    def tasks(self, split: str) -> list[Task]:
-        if split not in self._tasks:
-            raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}; see TaskSet.splits")
-        return list(self._tasks[split])
-
-    def create(self, task: Task, seed: int) -> ToyEnvironment:
-        return ToyEnvironment(task, seed)
-
-    def expert_actions(self, task: Task) -> list[str]:
-        area, place, goal = (task.data[name] for name in ("area", "place", "goal"))
-        return [f"go {area}", *[f"unbolt {place}"] * task.data["bolts"], f"open {place}", f"take {goal}"]
-
-    def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
-        """One per strategy class, in random order and wording, so that the clue says nothing about the class.
-
-        Each is at most TURN_LIMIT turns long; a wrong one searches its area in vain and may run out of turns.
-        """
-        rng = random.Random(f"demonstrations/{task.id}/{seed}")
-        demonstrations = []
-        for first in rng.sample(AREAS, len(AREAS)):
-            actions = list(_faithful_play(task, first, rng))
-            wasted: list[int] = []
-            if rng.random() < WASTED_SHARE:
-                actions, wasted = _waste(task, first, actions, rng)
-            demonstrations.append(
-                Demonstration(
-                    strategy=rng.choice(STRATEGIES).format(area=first, goal=task.data["goal"]),
-                    actions=tuple(actions[:TURN_LIMIT]),
-                    wasted=tuple(turn for turn in wasted if turn < TURN_LIMIT),
-                    fits=first == task.data["area"],
-                )
-            )
-        return demonstrations
-
-
-def _catalogue() -> list[tuple[str, str, str, tuple[str, str]]]:
-    """Every (area, place, goal, clue) once, in one fixed order in which each four neighbours are of four areas.
-
-    The splits are cut from it at fixed points, so neither sizes nor process change which task is in which split.
-    """
-    rng = random.Random("toy catalogue")
-    cells = {}
-    for area in AREAS:
-        clues = list(itertools.combinations(CLUES[area], 2))
-        by_place = [list(itertools.product([place], GOALS, clues)) for place in PLACES[area]]
-        for cell in by_place:
-            rng.shuffle(cell)
-        cells[area] = [entry for row in zip(*by_place, strict=True) for entry in rng.sample(row, len(row))]
-    blocks = zip(*([(area, *entry) for entry in cells[area]] for area in AREAS), strict=True)
-    return [entry for block in blocks for entry in rng.sample(block, len(block))]
-
-
-def _task(split: str, area: str, place: str, goal: str, clue: tuple[str, str], *, bolts: int) -> Task:
-    data = {"area": area, "place": place, "goal": goal, "clue": clue, "bolts": bolts}
-    name = "-".join((area, place, goal, *clue, *(["bolted"] if bolts else [])))
-    return Task(id=name, split=split, kind="bolted" if bolts else "open", data=data)
-
-
-def _is_share_step(index: int, share: float) -> bool:
-    """True for `share` of all indices, spread evenly."""
-    return int((index + 1) * share + 1e-9) > int(index * share + 1e-9)
-
-
-def make_task_set(
-    num_train: int = 256, num_dev: int = 64, num_test: int = 64, bolted_share: float = 0.0, num_bolts: int = 2
-) -> ToyTaskSet:
-    """The toy world. `bolted_share` in [0, 1] of each split's tasks hide their object behind `num_bolts` bolts."""
-    if not 0.0 <= bolted_share <= 1.0:
-        raise ValueError(f"toy.bolted_share must be in [0, 1], got {bolted_share}; 0 makes every task an open one")
-    if not 1 <= num_bolts <= 3:
-        raise ValueError(f"toy.num_bolts must be in 1..3, got {num_bolts}; more hardly fit {TURN_LIMIT} turns")
-    return ToyTaskSet({"train": num_train, "dev": num_dev, "test": num_test}, bolted_share, num_bolts)
