@@ -1,6 +1,6 @@
 """Demonstrations for the warm start: a strategy names the places to search, and the play does just that.
 
-    strategy     "Search the drawers, then the shelves for the pen. Put it on the desk."
+    strategy     "Search every drawer, then every shelf for the pen. Put it in the desk."
     play         go to drawer 1, open drawer 1, go to drawer 2, open drawer 2, take pen 1 from drawer 2, go to desk 1, ...
 
 The play uses only what the game has said so far.  Three in five strategies start where the object is (the planner tells),
@@ -32,8 +32,8 @@ TASK = re.compile(
 )
 ITEM = re.compile(r"\ba ([a-z]+ \d+)")
 SEARCH = (
-    "Search the {first}, then the {second} for the {obj}.",
-    "Look for the {obj} in the {first}, then in the {second}.",
+    "Search every {first}, then every {second} for the {obj}.",
+    "Look for the {obj} in every {first}, then in every {second}.",
 )
 TOOLS = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
@@ -171,10 +171,6 @@ def kind_of(name: str) -> str:
     return name.split()[0]
 
 
-def plural(kind: str) -> str:
-    return "shelves" if kind == "shelf" else f"{kind}es" if kind.endswith("s") else f"{kind}s"
-
-
 def make_demonstrations(
     task: Task, seed: int, create: Callable[[], Environment], expert: Callable[[], list[str] | None]
 ) -> list[Demonstration]:
@@ -196,7 +192,7 @@ def make_demonstrations(
             search.play()
         finally:
             environment.close()
-        first_kind, second_kind = map(plural, order)
+        first_kind, second_kind = order
         text = rng.choice(SEARCH).format(first=first_kind, second=second_kind, obj=errand.obj)
         text += " " + errand.end
         made.append(_with_waste(rng, text, search.actions, fits))
