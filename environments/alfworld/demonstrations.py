@@ -6,8 +6,8 @@
 The play uses only what the game has said so far.  Three in five strategies start where the object is (the planner tells),
 the others do not and are followed all the same, so a pupil learns to follow; which places suit which object is left to
 reinforcement.  Commands are taken from the admissible ones, so they are in the language of the game.
-Only play that wins within MAX_SHOWN_TURNS is shown.  Deliberately absent: games whose task is not one of the templates (the warm start makes strategies out of their expert
-actions), several objects in one hand, closing doors.
+Shown is only what wins within MAX_SHOWN_TURNS, where any does.  Deliberately absent: games whose task is not one of the
+templates (the warm start makes strategies out of their expert actions), several objects in one hand, closing doors.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def kind_of(name: str) -> str:
 def make_demonstrations(
     task: Task, seed: int, create: Callable[[], Environment], expert: Callable[[], list[str] | None]
 ) -> list[Demonstration]:
-    """At most five demonstrations, three of which begin where the object is; [] where the task's sentence is none of the templates."""
+    """One to five demonstrations, most of which begin where the object is; [] where the task's sentence is no template."""
     rng = random.Random(f"{task.id}/{seed}")
     scout = create()
     try:
@@ -198,7 +198,7 @@ def make_demonstrations(
         text += " " + errand.end
         made.append((_with_waste(rng, text, search.actions, fits), search.won))
     rng.shuffle(made)
-    return [shown for shown, won in made if won and len(shown.actions) <= MAX_SHOWN_TURNS]
+    return [shown for shown, won in made if won and len(shown.actions) <= MAX_SHOWN_TURNS] or [made[0][0]]
 
 
 def _orders(
