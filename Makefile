@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -113,6 +113,12 @@ test: lint ## lint, then the whole test suite
 
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
 	@$(BIN)/python -m pytest -m "not slow"
+
+test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
+	@$(BIN)/python -m pytest tests/test_distributed.py tests/test_resume.py
+
+soak: setup ## 20 minutes of broken worlds, kill -9 and resume on two ranks: MINUTES=20
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),20)
 
 lint: setup ## ruff, formatting and types
 	@$(BIN)/ruff check

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from hsg.checks import require
 from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, ReinforceConfig, RewardConfig, RndConfig
+from hsg.distributed_config import DistributedConfig
 from hsg.warmstart_config import WarmstartConfig
 
 
@@ -270,19 +271,6 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         require(self.every >= 0, "checkpoint.every", ">= 0", self.every)
         require(self.keep is None or self.keep >= 1, "checkpoint.keep", ">= 1 or null", self.keep)
-
-
-@dataclass(frozen=True)
-class DistributedConfig:
-    sharding: Literal["auto", "none", "full", "hybrid"] = (
-        "auto"  # auto: full under a launcher's FSDP file; hybrid: in a host
-    )
-    cpu_offload: bool = False  # keep the slices of a sharded model in the host's memory
-    timeout_seconds: float = 10_800.0  # ranks wait for each other: for a warm start, for slow environments
-
-    def __post_init__(self) -> None:
-        seconds = self.timeout_seconds
-        require(0 < seconds <= 1e6, "distributed.timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
 
 
 @dataclass(frozen=True)
