@@ -181,7 +181,8 @@ def print_exploration(summary: dict[str, Any]) -> None:
     """How the samples differ: ends reached per task, entropy of the two kinds of tokens, what strategies cost."""
     names = {
         "distinct_outcomes": "different ends a task", "action_entropy": "nats a token of actions",
-        "strategy_entropy": "of strategies", "tokens_per_turn": "tokens a turn", "strategy_tokens_per_turn": "of them strategy",
+        "strategy_entropy": "of strategies", "tokens_per_turn": "tokens a turn",
+        "strategy_tokens_per_turn": "of them strategy",
     }  # fmt: skip
     print("  ".join(f"{label} {summary[name]:.3g}" for name, label in names.items() if name in summary))
 
