@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy bench bench-overhead test test-unit lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -78,6 +78,12 @@ SEEDS ?= 0,1,2
 JOBS  ?= 2
 sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0,1,2 JOBS=2
 	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+
+METHODS ?=
+BUDGET  ?= 20000
+
+baselines-toy: setup ## every method on the toy world, three seeds: BUDGET=20000 (environment turns) METHODS="grpo rloo" JOBS=2 (cells at a time)
+	@$(BIN)/python -m experiments.baselines --turns $(BUDGET) --jobs $(JOBS) $(if $(METHODS),--methods $(METHODS)) $(if $(SEED),--seeds $(SEED)) $(foreach pair,$(SET),--set '$(pair)')
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench

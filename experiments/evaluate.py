@@ -22,6 +22,7 @@ from typing import Any
 
 from experiments.arguments import Parser, refuse
 from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from hsg.build import make_policy
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
 from hsg.distributed import Distributed
@@ -29,7 +30,6 @@ from hsg.evaluation import evaluation_tasks, given_strategies, play_once
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy
 from hsg.taskfile import write_task_file
-from hsg.trainer import make_policy
 
 NOT_PLAYED = ("run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward")
 """Sections that change nothing about an evaluation's episodes."""

@@ -22,6 +22,7 @@ import torch
 
 from experiments.demonstrations import FORMS, Played, choose_tasks, make_rows, play_demonstrations
 from experiments.supervised import nll_by_form
+from hsg.build import make_judge, make_policy
 from hsg.config import Config, ReflectionConfig
 from hsg.episode import Request
 from hsg.evaluation import evaluation_tasks
@@ -30,7 +31,6 @@ from hsg.prompts import Prompts, parse_judgment
 from hsg.protocol import TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose
-from hsg.trainer import make_judge, make_policy
 from hsg.types import Attempt, Judgment, Reflection, Trajectory
 
 

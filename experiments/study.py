@@ -63,7 +63,7 @@ def run_cell(study: Study, cell: Cell, out: Path) -> dict[str, Any]:
             trainer.train()
         trained_seconds = time.process_time() - began
         tasks = evaluation_tasks(config, task_set, study.split)
-        embed = trainer.embed or load_encoder(config.model.encoder, distributed.device).embed
+        embed = trainer.collector.embed or load_encoder(config.model.encoder, distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
         lines = [] if run is None else _lines(run.path / "metrics.jsonl")
     finally:

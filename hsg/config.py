@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hsg.baseline_config import CriticConfig, GigpoConfig, ReinforceConfig, RndConfig
 from hsg.checks import require
 from hsg.warmstart_config import WarmstartConfig
 
@@ -74,9 +75,11 @@ class TemperatureConfig:
 class StrategyConfig:
     per: Literal["episode", "turn", "none"] = "episode"  # turn: one in every response (SGE); none: without strategies
     max_tokens: int = 64  # token limit of one strategy response (per episode)
+    dropout: float = 0.0  # share of the training rollouts that do not see their strategy (RLAD)
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
+        require(0 <= self.dropout < 1, "strategy.dropout", "in [0, 1)", self.dropout)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,9 @@ class RolloutConfig:
     context: Literal["conversation", "window"] = "conversation"
     window_turns: int = 2  # window context: how many past turns each prompt shows
     max_turns: int = 30
+    turns_per_stage: int | None = None  # ScalingInter: training's turn cap grows by it up to max_turns; None: no stages
+    iterations_per_stage: int = 100
+    max_refills: int = 0  # DAPO: rounds in which tasks whose outcomes are all equal are replaced by other tasks
     max_action_tokens: int = 128  # token limit of one response
     max_tokens: int | None = None  # sampled and observed tokens of a trajectory; None: the model's context
     max_parse_failures: int | None = None  # end after so many unparseable responses; None: never
@@ -111,21 +117,31 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+    weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
+    env_retries: int = 0  # how often a rollout that its environment breaks is played again
     logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
     max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
+        names = ("max_turns", "iterations_per_stage", "max_action_tokens", "env_threads", "streams", "max_cache_tokens")
+        for name in names:
             require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
-        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        for name in ("window_turns", "env_retries", "max_refills"):
+            require(getattr(self, name) >= 0, f"rollout.{name}", ">= 0", getattr(self, name))
         seconds = self.env_timeout_seconds
         require(0 < seconds <= 1e6, "rollout.env_timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
         require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
-        for name in ("max_tokens", "max_parse_failures"):
+        for name in ("max_tokens", "max_parse_failures", "turns_per_stage"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
         gap = self.max_logprob_gap
         require(gap is None or gap > 0, "rollout.max_logprob_gap", "> 0 or null", gap)
+
+    def turn_cap(self, iteration: int) -> int:
+        """How many turns a training episode of this iteration may have (ScalingInter; evaluation plays `max_turns`)."""
+        if self.turns_per_stage is None:
+            return self.max_turns
+        return min(self.max_turns, self.turns_per_stage * (1 + iteration // self.iterations_per_stage))
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,9 @@ class JudgeConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
+    turns: Literal["outcome", "dense"] = (
+        "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
+    )
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
     length_penalty: bool = False
     length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
@@ -164,12 +183,23 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    turn_baseline: Literal["pooled", "trajectory"] = "pooled"
+    estimator: str = (
+        "group"  # how actions are credited, a name of hsg/estimators.py: group, rloo, reinforce++, gigpo, gae
+    )
+    turn_baseline: Literal["pooled", "trajectory"] = "pooled"  # whose mean and std (estimator group)
     std: Literal["population", "sample", "none"] = "population"
     eps: float = 1e-6
+    gamma: float = 1.0  # discount of the return-to-go (reinforce++, gigpo, gae), per unit
+    unit: Literal["turn", "token"] = "turn"  # what an advantage is of
+    whiten: bool = False  # the whole batch to mean 0 and std 1 afterwards
+    entropy_bonus: float = 0.0  # EntropyAdv: A + min(entropy_bonus * entropy, entropy_cap * |A|) per token; 0: off
+    entropy_cap: float = 0.5
 
     def __post_init__(self) -> None:
         require(self.eps > 0, "advantage.eps", "> 0", self.eps)
+        require(0 <= self.gamma <= 1, "advantage.gamma", "in [0, 1]", self.gamma)
+        for name in ("entropy_bonus", "entropy_cap"):
+            require(getattr(self, name) >= 0, f"advantage.{name}", ">= 0", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -239,12 +269,16 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    enabled: bool = True  # False: nothing is trained, the run only evaluates
     iterations: int = 100
     max_seconds: float | None = None  # stop after the iteration in which this wall time has passed; None: never
+    max_environment_turns: int | None = None  # ... in which so many turns were played in all, dropped ones too
 
     def __post_init__(self) -> None:
         require(self.iterations >= 0, "train.iterations", ">= 0", self.iterations)
         require(self.max_seconds is None or self.max_seconds > 0, "train.max_seconds", "> 0 or null", self.max_seconds)
+        turns = self.max_environment_turns
+        require(turns is None or turns >= 1, "train.max_environment_turns", ">= 1 or null", turns)
 
 
 @dataclass(frozen=True)
@@ -280,6 +314,19 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class DistributedConfig:
+    sharding: Literal["auto", "none", "full", "hybrid"] = (
+        "auto"  # auto: full under a launcher's FSDP file; hybrid: in a host
+    )
+    cpu_offload: bool = False  # keep the slices of a sharded model in the host's memory
+    timeout_seconds: float = 10_800.0  # ranks wait for each other: for a warm start, for slow environments
+
+    def __post_init__(self) -> None:
+        seconds = self.timeout_seconds
+        require(0 < seconds <= 1e6, "distributed.timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     tokens: bool = False  # write ids, masks, log-probs and advantages of every row into the run folder
     trajectories: bool = True
@@ -311,12 +358,17 @@ class Config:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+    gigpo: GigpoConfig = field(default_factory=GigpoConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    rnd: RndConfig = field(default_factory=RndConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 

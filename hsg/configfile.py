@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import yaml
 
-from hsg.algorithms import ALGORITHMS, IMPLIED
+from hsg.algorithms import ALGORITHMS, IMPLIED, USED_WHEN
 from hsg.checks import require
 from hsg.config import Config, EnvironmentConfig
+from hsg.estimators import ESTIMATORS
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -45,10 +46,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     """A Config from nested plain values; the bundle of `algorithm` comes before them."""
     given = {key: value for key, value in given.items()}
     algorithm = given.get("algorithm", "strata")
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
+    _check_name("algorithm", algorithm, ALGORITHMS)
     nested: dict[str, Any] = {}
     section = given.get("strategy")
     per = section.get("per") if isinstance(section, Mapping) else None
@@ -57,7 +55,32 @@ def make_config(given: Mapping[str, Any]) -> Config:
         _put(nested, key, value)
     _merge(nested, given)
     _claim_environment_section(nested)
-    return _build(Config, nested, "")
+    config = _build(Config, nested, "")
+    _check_name("advantage.estimator", config.advantage.estimator, ESTIMATORS)
+    return config
+
+
+def unused_options(config: Config) -> list[str]:
+    """Options that were set away from their algorithm's bundle though this configuration never reads them."""
+    plain = _flat(to_dict(make_config({"algorithm": config.algorithm})))
+    changed = [key for key, value in _flat(to_dict(config)).items() if value != plain[key]]
+    unread = [name for name, used in USED_WHEN.items() if not used(config)]
+    return [key for key in changed if any(key == name or key.startswith(f"{name}.") for name in unread)]
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys; environment options and templates stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = isinstance(value, dict) and key not in ("options", "templates")
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return flat
+
+
+def _check_name(key: str, name: object, known: Mapping[str, Any]) -> None:
+    if not isinstance(name, str) or name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        require(False, key, f"one of {', '.join(known)}", name, f"did you mean {near[0]!r}?" if near else "")
 
 
 def _claim_environment_section(nested: dict[str, Any]) -> None:

@@ -140,7 +140,7 @@ class Episode:
             self._fail(StopReason.ENV_TIMEOUT, f"timeout: {error}")
             return
         except Exception as error:  # an environment is a stranger: whatever it raises ends its own episode only
-            self._fail(StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+            self._fail(StopReason.ENV_ERROR, f"{type(error).__name__}: {_text(error)}")
             return
         self.outcome, self.admissible, self.observation = answer.outcome, answer.admissible, answer.observation
         if answer.result is None:
@@ -304,6 +304,13 @@ class Episode:
             prompt=self._prompt,
             reflection=self.reflection,
         )
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # a stranger's class may fail at this too
+        return "(its text cannot be had)"
 
 
 def _with(turn: Turn, **changes: object) -> Turn:

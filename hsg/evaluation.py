@@ -132,7 +132,9 @@ def given_strategies(
         return [""] * len(mine)
     if len(tasks) < 2:
         raise ValueError(f"evaluation.num_tasks must be at least 2 to exchange strategies, got {len(tasks)}; raise it")
-    written = distributed.gather(write_strategies(config, policy, task_set, mine, seed=seed) if mine else [])
+    with distributed.forwards(policy.model, weights=config.rollout.weights):
+        mine_written = write_strategies(config, policy, task_set, mine, seed=seed) if mine else []
+    written = distributed.gather(mine_written)
     half = len(tasks) // 2
     return distributed.share(written[half:] + written[:half])
 
@@ -206,7 +208,10 @@ def evaluate(
     """Success, score and outcome over tasks shared among ranks, overall and by task kind; episodes that broke are counted."""
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
-    played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label) if mine else []
+    played: list[Trajectory] = []
+    with distributed.stoppable(), distributed.forwards(policy.model, weights=config.rollout.weights):
+        if mine:
+            played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label)
     rows = distributed.gather(
         [(t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns)) for t in played]
     )

@@ -34,6 +34,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 
 from hsg.config import ModelConfig
 from hsg.packing import Layout, packed_hidden
+from hsg.sharding import with_weights
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -267,6 +268,16 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
 
 
+@with_weights
+def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Tensor:
+    """Last hidden states (n, D) that predict the sampled tokens, row after row; `layout` as in `score`."""
+    mask = batch.response_mask  # (B, T-1)
+    if layout is None:
+        return _hidden(model, batch.input_ids)[:, :-1][mask]
+    return packed_hidden(model, layout).index_select(0, layout.index[:, :-1][mask])
+
+
+@with_weights
 def score(
     model: Any,
     batch: Batch,
@@ -289,12 +300,7 @@ def score(
     if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
         raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
     with autocast(model):
-        if layout is None:
-            hidden = _hidden(model, batch.input_ids)  # (B, T, D)
-            sampled = hidden[:, :-1][mask]  # (n, D)
-        else:
-            hidden = packed_hidden(model, layout)  # (packed tokens, D)
-            sampled = hidden.index_select(0, layout.index[:, :-1][mask])  # (n, D)
+        sampled = sampled_hidden(model, batch, layout)  # (n, D)
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
         vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -308,8 +314,8 @@ def score(
             arguments = (model, sampled[piece], targets[piece], temperatures[piece], with_entropy)
             pieces.append(lean(*arguments) if again else _chunk(*arguments))
     # Keeps a batch without a sampled token in the graph: every rank must be able to call backward.
-    nothing = hidden.flatten()[:0].sum()
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    nothing = sampled.flatten()[:0].sum()
+    dtype = torch.float64 if sampled.dtype == torch.float64 else torch.float32
     logprobs = _spread(mask, [p[0] for p in pieces], dtype) + nothing.to(dtype)
     return logprobs, _spread(mask, [p[1] for p in pieces], dtype) if with_entropy else None
 

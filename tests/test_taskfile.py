@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fakes import GuessTaskSet
 
+from hsg.build import training_tasks
 from hsg.configfile import make_config
 from hsg.taskfile import read_task_file, write_task_file
-from hsg.trainer import training_tasks
 
 
 def test_what_is_written_is_read_and_trained_on(tmp_path: Path) -> None:
