@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from processes import Done, run_ranks  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+from environments import make as make_environment  # noqa: E402
 from hsg.generation import derive_seed  # noqa: E402
 from hsg.protocol import Environment, StepResult, Task, TaskSet  # noqa: E402
 
@@ -72,19 +73,37 @@ class Breaking(Environment):
         self.inner.close()
 
 
+class BreakingTaskSet(TaskSet):
+    """The tasks of another task set, in worlds that break."""
+
+    def __init__(self, inner: TaskSet) -> None:
+        self.inner, self.name = inner, inner.name
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self.inner.splits
+
+    def tasks(self, split: str) -> list[Task]:
+        return self.inner.tasks(split)
+
+    def create(self, task: Task, seed: int) -> Environment:
+        return Breaking(self.inner.create(task, seed), (task.id, seed))
+
+    def demonstrations(self, task: Task, seed: int) -> list[Any]:
+        return self.inner.demonstrations(task, seed)
+
+    def expert_actions(self, task: Task) -> list[str] | None:
+        return self.inner.expert_actions(task)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 def install() -> None:
     """Called in each rank: the toy world breaks."""
     import environments
-    from environments.toy import ToyTaskSet
 
-    class BreakingTaskSet(ToyTaskSet):
-        def create(self, task: Task, seed: int) -> Environment:
-            return Breaking(super().create(task, seed), (task.id, seed))
-
-    def make(name: str, **options: Any) -> TaskSet:
-        return BreakingTaskSet(**options)
-
-    environments.make = make  # type: ignore[assignment]
+    environments.make = lambda name, **options: BreakingTaskSet(make_environment(name, **options))  # type: ignore[assignment]
 
 
 class Watch:
