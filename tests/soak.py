@@ -99,6 +99,13 @@ class BreakingTaskSet(TaskSet):
         self.inner.close()
 
 
+def whole_world() -> None:
+    """Called in each rank: the toy world as it is."""
+    import environments
+
+    environments.make = make_environment
+
+
 def install() -> None:
     """Called in each rank: the toy world breaks."""
     import environments
@@ -176,8 +183,13 @@ def main() -> int:
         items = [*OPTIONS, *options.set, f"run.dir={root}", f"run.name={name}", *overrides]
         sets = [part for item in items for part in ("--set", item)]
         command = ["--config", str(ROOT / "experiments/configs/smoke.yaml"), *sets, "--resume", "auto"]
-        return run_ranks(command, root, num_ranks=2, setup=install, limit_seconds=60 * options.minutes + 1200, **given)
+        given = {"setup": install, "limit_seconds": 60 * options.minutes + 1200, **given}
+        return run_ranks(command, root, num_ranks=2, **given)
 
+    model = root / "taught" / "checkpoints" / "iteration_000000" / "model"
+    taught = run("taught", "train.iterations=0", setup=whole_world)  # in a world that works
+    assert taught.status == [0, 0], taught.output[-3000:]
+    options.set.append(f"model.path={model}")
     straight = run("straight", "train.iterations=100000", f"train.max_seconds={25 * options.minutes}", watch=watch)
     assert straight.status == [0, 0], straight.output[-3000:]
     metrics = lines(root / "straight" / "metrics.jsonl")
