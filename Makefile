@@ -79,11 +79,8 @@ JOBS  ?= 2
 sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0,1,2 JOBS=2
 	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
 
-METHODS ?=
-BUDGET  ?= 20000
-
-baselines-toy: setup ## every method on the toy world, three seeds: BUDGET=20000 (environment turns) METHODS="grpo rloo" JOBS=2 (cells at a time)
-	@$(BIN)/python -m experiments.baselines --turns $(BUDGET) --jobs $(JOBS) $(if $(METHODS),--methods $(METHODS)) $(if $(SEED),--seeds $(SEED)) $(foreach pair,$(SET),--set '$(pair)')
+baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2
+	@$(BIN)/python experiments/study.py experiments/studies/baselines_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench

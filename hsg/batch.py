@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hsg.credit import Credit
-from hsg.packing import common_prefix
+from hsg.layout import common_prefix
 from hsg.types import ACTION, STRATEGY, Batch, Strategy, Tokens, Trajectory
 
 

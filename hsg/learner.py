@@ -24,9 +24,10 @@ from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
+from hsg.layout import Layout, make_layout
 from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
-from hsg.packing import Layout, check_packing, make_layout, packed_attention
+from hsg.packing import check_packing, packed_attention
 from hsg.sharding import like
 from hsg.types import ACTION, Batch, Tokens
 from hsg.underway import NonfiniteError, Underway
@@ -152,57 +153,23 @@ class Learner:
 
     def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
         """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
-        config = self.config.loss
-        options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
-        device = self.distributed.device
-        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
-        counts = [count_denominators(b.response_mask, levels=b.levels, **options).to(device) for b in batches]
-        num_levels = 2 if config.level_reduction == "separate" else 1
-        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
+        mine = self._denominators(rows)
         denominators = self.distributed.sum(mine.clone())
         live = self._live(rows)
         if self.distributed.max(float(len(live))) == 0:
             values["update/skipped_dead"] += 1
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
-        parts_metrics = []
-        total = torch.zeros((), device=device)
-        for part in self.distributed.equally_many(self.model, self._split(live), [self._filler()]):
-            with self._attention(self.model):
-                batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
-                shaping = self.config.advantage
-                loss, loss_metrics = policy_loss(
-                    logprobs,
-                    batch.old_logprobs,
-                    entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
-                    batch.response_mask,
-                    levels=batch.levels,
-                    ref_logprobs=batch.ref_logprobs,
-                    clip_low=config.clip_low,
-                    clip_high=config.clip_high,
-                    kl_coef=config.kl_coef,
-                    kl_estimator=config.kl_estimator,
-                    strategy_weight=config.strategy_weight,
-                    action_weight=config.action_weight,
-                    denominators=denominators,
-                    token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
-                    entropy=None if entropy is None else entropy.detach(),
-                    **options,
-                )
-                loss.backward()
-            total = total + loss.detach().float()
-            if self._gaps is not None:
-                self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
-            num_trained = int(batch.response_mask.sum())
-            self.costs.trained_tokens += num_trained
-            self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
-            parts_metrics.append(loss_metrics)
+        shares = self.distributed.equally_many(self.model, self._split(live), [self._filler()])
+        done = [self._backward(part, denominators) for part in shares]  # empty where this rank has nothing to train
+        parts_metrics = [part_metrics for _, part_metrics in done]
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None
             values |= self._check_gap(gaps)
         norm = self.distributed.clip_gradients(self.model, self.config.optimizer.max_grad_norm)
         # The norm is that of the added gradients, but a loss can be infinite on one rank alone.
-        if self.distributed.max(float(not (math.isfinite(norm) and math.isfinite(total.item())))) > 0:
+        finite = math.isfinite(norm) and all(math.isfinite(loss.item()) for loss, _ in done)
+        if self.distributed.max(float(not finite)) > 0:
             values["update/skipped_nonfinite"] += 1
             self.nonfinite_in_a_row += 1
             self.optimizer.zero_grad(set_to_none=True)
@@ -216,7 +183,50 @@ class Learner:
         self.optimizer_steps += 1
         return self._merged(parts_metrics, mine), norm
 
-    def _merged(self, parts_metrics: list[Metrics], counts: Tensor) -> Metrics:
+    def _denominators(self, rows: Sequence[Row]) -> Tensor:
+        """What this rank's rows add to the denominators: (1,) or (2,) float64, see `count_denominators`."""
+        options = self._aggregation()
+        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
+        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in batches]
+        num_levels = 2 if self.config.loss.level_reduction == "separate" else 1
+        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64)
+        return mine.to(self.distributed.device)
+
+    def _aggregation(self) -> dict[str, Any]:
+        return {"aggregation": self.config.loss.aggregation, "level_reduction": self.config.loss.level_reduction}
+
+    def _backward(self, rows: Sequence[Row], denominators: Tensor) -> tuple[Tensor, Metrics]:
+        """Add one micro-batch's share of the gradient of the loss over all ranks' rows. Returns that share of the loss."""
+        config, shaping = self.config.loss, self.config.advantage
+        with self._attention(self.model):
+            batch, logprobs, entropy = self.score(self.model, rows, with_entropy=True)  # (B, T-1)
+            loss, loss_metrics = policy_loss(
+                logprobs,
+                batch.old_logprobs,
+                entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
+                batch.response_mask,
+                levels=batch.levels,
+                ref_logprobs=batch.ref_logprobs,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                kl_coef=config.kl_coef,
+                kl_estimator=config.kl_estimator,
+                strategy_weight=config.strategy_weight,
+                action_weight=config.action_weight,
+                denominators=denominators,
+                token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
+                entropy=None if entropy is None else entropy.detach(),
+                **self._aggregation(),
+            )
+            loss.backward()
+        if self._gaps is not None:
+            self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
+        num_trained = int(batch.response_mask.sum())
+        self.costs.trained_tokens += num_trained
+        self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
+        return loss.detach().float(), loss_metrics
+
+    def _merged(self, parts_metrics: Sequence[Metrics], counts: Tensor) -> Metrics:
         """This rank's metrics of one optimizer step. A row that was not forwarded has a loss of 0, and counts in it."""
         merged = merge_metrics(parts_metrics)
         names = ("loss_strategy", "loss_action") if len(counts) == 2 else ("loss",)
@@ -346,7 +356,8 @@ def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None
         return None
     # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
     lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-    return make_layout(batch.input_ids, lengths, share=packing == "prefix")
+    read = torch.nn.functional.pad(batch.response_mask, (0, 1))  # a sampled token's log-prob is of the place before it
+    return make_layout(batch.input_ids, lengths, share=packing == "prefix", read=read)
 
 
 def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:

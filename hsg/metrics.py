@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hsg.credit import Credit
 from hsg.generation import Cost
-from hsg.packing import common_prefix
+from hsg.layout import common_prefix
 from hsg.protocol import StopReason
 from hsg.reflection import Draw
 from hsg.speed import Arithmetic

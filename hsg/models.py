@@ -33,7 +33,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config import ModelConfig
-from hsg.packing import Layout, packed_hidden
+from hsg.layout import Layout
+from hsg.packing import packed_hidden
 from hsg.sharding import with_weights
 from hsg.types import Batch
 
@@ -331,14 +332,13 @@ def _chunk(
     """(n, D), (n,), (n,) -> log-probs (n,) and entropies (n,)."""
     logits = head_logits(model, hidden)
     logits = logits / temperatures.to(logits.dtype)[:, None]  # (n, V)
-    total = logits.logsumexp(-1)  # (n,)
-    entropy = total.new_zeros(len(targets))
+    logs = logits.log_softmax(-1)
+    entropy = logs.new_zeros(len(targets))
     if with_entropy:
         # Autocast would round the product's factors to bfloat16: 0.1 nats and more of a model that is sure of itself.
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            logs = logits - total[:, None]
             entropy = -torch.linalg.vecdot(logs.exp(), logs)
-    return logits.gather(1, targets[:, None])[:, 0] - total, entropy
+    return logs.gather(1, targets[:, None])[:, 0], entropy
 
 
 def _spread(mask: Tensor, pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

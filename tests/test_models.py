@@ -320,7 +320,8 @@ sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from tiny import batch_of, tiny_model
 from hsg.models import score
-from hsg.packing import make_layout, packed_attention
+from hsg.layout import make_layout
+from hsg.packing import packed_attention
 from hsg.speed import peak_memory_mb
 rows, V = int(sys.argv[1]), 150_000
 model = tiny_model("llama", vocab_size=V, dtype=torch.float32)
