@@ -60,6 +60,15 @@ def test_any_number_of_ranks_does_what_one_does(root: Path, num_ranks: int, weig
 
 
 @pytest.mark.slow
+def test_hybrid_sharding_over_two_hosts(root: Path) -> None:
+    """Two hosts of one rank each: a whole copy on each, gradients added between them."""
+    given = {"num_ranks": 2, "env": {"LOCAL_WORLD_SIZE": "1"}}
+    done = run(root, "hybrid", "distributed.sharding=hybrid", **given)
+    assert done.status == [0, 0], done.output[-3000:]
+    assert_close_run(alone(root), root / "hybrid", ITERATIONS)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["gathered", "sharded"])
 def test_sharded_reference_that_judges(root: Path, weights: str) -> None:
     """Two sharded models are forwarded in turns, by ranks that ask for them at different times."""
