@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke bench bench-overhead test test-unit lint format clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -71,6 +71,17 @@ run-long: setup ## the same with an hour of training
 smoke: setup ## two iterations in the toy world: the whole machine in 90 seconds
 	@$(LAUNCH) experiments/run.py --config experiments/configs/smoke.yaml $(OVERRIDES)
 
+sge-smoke: setup ## two iterations of SGE on code repair with SmolLM2-135M (HSG_DATA=FOLDER: on FOLDER/leetcode)
+	@$(LAUNCH) experiments/run.py --config experiments/configs/sge_smoke.yaml $(if $(HSG_DATA),--set coding.data=$(HSG_DATA)/leetcode) $(OVERRIDES)
+
+SEEDS ?= 0,1,2
+JOBS  ?= 2
+sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0,1,2 JOBS=2
+	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+
+baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2
+	@$(BIN)/python experiments/study.py experiments/studies/baselines_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
@@ -103,6 +114,12 @@ test: lint ## lint, then the whole test suite
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
 	@$(BIN)/python -m pytest -m "not slow"
 
+test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
+	@$(BIN)/python -m pytest tests/test_distributed.py tests/test_resume.py
+
+soak: setup ## 20 minutes of broken worlds, kill -9 and resume on two ranks: MINUTES=20
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),20)
+
 lint: setup ## ruff, formatting and types
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -111,6 +128,12 @@ lint: setup ## ruff, formatting and types
 format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+docs: setup ## write docs/configuration.md from the dataclasses
+	@$(BIN)/python -m experiments.reference
+
+view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
+	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/,%,$(firstword $(shell ls -dt runs/*/ 2>/dev/null))))
 
 clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -21,7 +21,7 @@ COMPILED = {
     "alfworld": ["alfworld>=0.4.2"],  # brings TextWorld and fast-downward, which need a C++ compiler, make and cmake
 }
 
-DATA = ["**/*.json", "**/*.jsonl", "**/*.gz", "**/*.jar", "**/*.java", "**/*.yaml"]
+DATA = [f"**/*.{kind}" for kind in ("json", "jsonl", "gz", "jar", "java", "yaml", "html", "css", "js")]
 
 setup(
     name="hsg",
@@ -34,6 +34,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["hsg", "hsg.*", "environments", "environments.*", "experiments", "experiments.*"]),
     package_data={"environments": DATA, "experiments": DATA},
+    entry_points={"console_scripts": ["hsg = experiments.cli:main"]},
     install_requires=CORE,
     extras_require={**EXTRAS, **COMPILED, "all": [name for names in EXTRAS.values() for name in names]},
 )

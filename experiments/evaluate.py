@@ -1,96 +1,320 @@
-"""Evaluate one model as a benchmark reports it: whole splits, several seeds, success per kind of task and overall.
+"""Evaluate a policy as a benchmark reports it: whole splits, many samples, intervals, pass@k, per kind of task, in pairs.
 
-    python experiments/evaluate.py --config experiments/configs/alfworld_qwen2.5-7b.yaml --model FOLDER \\
-        --splits valid_seen valid_unseen --seeds 0 1 2 [--out results.json]
+    hsg evaluate runs/a --split test --num-samples 16 --k 1,4,16
+    python experiments/evaluate.py --config experiments/configs/alfworld_qwen2.5-7b.yaml --model FOLDER --split valid_seen
+    hsg evaluate runs/a --compare runs/b                             the same tasks and worlds for both
 
-One line per kind of task: mean over the seeds +- their sample standard deviation, in percent.  A seed changes the policy's
-random numbers; the tasks are the same for all.  Deliberately absent: training, choosing among checkpoints.
+Sample s is the episode that seed `seed + s` meets; the tasks are the same for all.  What was played is kept line by line
+beside the result, so the same command goes on where it stopped, and more samples add to those there are.  The 95 % interval
+is Wilson's over tasks, +- the spread between samples.  Deliberately absent: training, choosing among checkpoints.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.arguments import Parser, refuse
+from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from hsg.build import make_policy
 from hsg.config import Config
-from hsg.configfile import load_config
+from hsg.configfile import load_config, to_dict
 from hsg.distributed import Distributed
-from hsg.evaluation import evaluate, evaluation_tasks, over_seeds
-from hsg.protocol import TaskSet
-from hsg.trainer import make_policy
+from hsg.evaluation import evaluation_tasks, given_strategies, play_once
+from hsg.protocol import Task, TaskSet
+from hsg.rollout import Policy
+from hsg.taskfile import write_task_file
+
+NOT_PLAYED = ("run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward")
+"""Sections that change nothing about an evaluation's episodes."""
 
 
-def evaluate_splits(
-    config: Config, task_set: TaskSet, model: str, splits: Sequence[str], seeds: Sequence[int]
+def find_model(given: str) -> tuple[str, Path | None]:
+    """The model behind MODEL_OR_RUN and the run's own configuration: a run's newest checkpoint, one checkpoint, a model."""
+    folder = Path(given)
+    if (folder / "model" / "config.json").is_file():  # one checkpoint
+        config = folder.parent.parent / "config.yaml"
+        return str(folder / "model"), config if config.is_file() else None
+    if (folder / "config.yaml").is_file():
+        saved = sorted(folder.glob("checkpoints/iteration_*/model/config.json"))
+        if not saved:
+            raise ValueError(f"MODEL must have a checkpoint, got the run {given!r} without one; train it on")
+        return str(saved[-1].parent), folder / "config.yaml"
+    return given, None
+
+
+def evaluate_split(
+    config: Config,
+    policy: Policy,
+    task_set: TaskSet,
+    tasks: Sequence[Task],
+    distributed: Distributed,
+    num_samples: int,
+    *,
+    file: SampleFile | None = None,
+    strategies: Any = "own",
+    label: str = "",
 ) -> list[dict[str, Any]]:
-    """One summary (see `over_seeds`) per split; `evaluation.num_tasks` tasks of each. ValueError: unknown split."""
-    tasks = {split: evaluation_tasks(config, task_set, split) for split in splits}
+    """Rows of every task and sample (see `row_of`), the same on all ranks; what `file` holds is not played again."""
+    done = distributed.from_main(file.done if file is not None else set())
+    rows = distributed.from_main(list(file.rows) if file is not None else [])
+    for sample in range(num_samples):
+        todo = [task for task in tasks if (task.id, sample) not in done]
+        if not todo:
+            continue
+        seed = config.seed + sample
+        texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
+        gathered = None if texts is None else distributed.gather(texts)
+        text_of = None if gathered is None else dict(zip([task.id for task in tasks], gathered, strict=True))
+        width = config.evaluation.batch_size * distributed.world_size
+        for begin in range(0, len(todo), width):
+            mine = distributed.share(todo[begin : begin + width])
+            given = None if text_of is None else [text_of[task.id] for task in mine]
+            name = f"{label} sample {sample + 1}/{num_samples}".strip()
+            played = (
+                play_once(config, policy, task_set, mine, seed=seed, strategies=given, description=name) if mine else []
+            )
+            fresh = distributed.gather([row_of(trajectory, sample) for trajectory in played])
+            rows += fresh
+            if file is not None:
+                file.add(fresh)
+    wanted = {task.id for task in tasks}
+    return [row for row in rows if row["task_id"] in wanted and row["sample"] < num_samples]
+
+
+def settings_of(config: Config, model: str, split: str, strategies: str) -> dict[str, Any]:
+    """All that the episodes depend on. The number of samples is not among it: more of them add to those there are."""
+    sections = {name: value for name, value in to_dict(config).items() if name not in NOT_PLAYED}
+    sections["evaluation"] = {name: sections["evaluation"][name] for name in ("num_tasks", "temperature")}
+    sections["model"] = {**sections["model"], "path": model}
+    return {**sections, "split": split, "strategies": strategies}
+
+
+def default_out(given: str, settings: dict[str, Any]) -> Path:
+    """evaluations/<environment>-<split>-<hash of the settings>.json in the run folder, or here for other models."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    folder = Path(given) if (Path(given) / "config.yaml").is_file() else Path()
+    return folder / "evaluations" / f"{settings['environment']['name']}-{settings['split']}-{digest}.json"
+
+
+def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> dict[str, dict[str, Any]]:
+    """Split -> summary of one model; each is written as JSON, its samples beside it."""
+    import environments
+
+    model, own_config = find_model(given)
+    if model == "nano":
+        raise ValueError("MODEL must name a trained model, got nano, which has learned nothing; give a folder or a run")
+    config = load_config(options.config or own_config, overrides_of(options, options.config or own_config))
+    task_set = environments.make(config.environment.name, **config.environment.options)
+    try:
+        splits = options.split or [config.evaluation.split]
+        tasks = {split: evaluation_tasks(config, task_set, split) for split in splits}
+        policy = make_policy(config, model, distributed.device)
+        summaries = {}
+        for split in splits:
+            settings = settings_of(config, model, split, options.strategies)
+            out = default_out(given, settings) if options.out is None else _numbered(options.out, split, len(splits))
+            file = SampleFile(out.with_suffix(".samples.jsonl"), settings) if distributed.is_main else None
+            rows = evaluate_split(
+                config, policy, task_set, tasks[split], distributed, options.num_samples,
+                file=file, strategies=options.strategies, label=split,
+            )  # fmt: skip
+            summaries[split] = {
+                "model": model, "split": split, "strategies": options.strategies, "num_samples": options.num_samples,
+                **summarise(rows, options.k, getattr(task_set, "groups", None)),
+            }  # fmt: skip
+            if distributed.is_main:
+                out.write_text(json.dumps(summaries[split], indent=1), encoding="utf-8")
+                summaries[split]["file"] = str(out)
+        return summaries
+    finally:
+        task_set.close()
+
+
+def overrides_of(options: Namespace, config_path: Any) -> list[str]:
+    """--env, --num-tasks and --temperature as keys of the configuration, before --set."""
+    given = []
+    if options.env is not None:
+        given.append(f"environment.name={options.env}")
+        if config_path is not None and load_config(config_path).environment.name != options.env:
+            given.append("environment.options={}")  # those of another environment
+    if options.num_tasks is not None:
+        given.append(f"evaluation.num_tasks={'null' if options.num_tasks == 'all' else options.num_tasks}")
+    if options.temperature is not None:
+        given.append(f"evaluation.temperature={options.temperature}")
+    return given + options.set
+
+
+def _numbered(out: Path, split: str, num_splits: int) -> Path:
+    return out if num_splits == 1 else out.with_name(f"{out.stem}-{split}{out.suffix or '.json'}")
+
+
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """A table: one line per kind of task, one per group, and one for all."""
+    spread = summary["success_spread"]
+    print(
+        f"\n{summary['split']}: {summary['num_samples']} samples of each task, {summary['num_failed']} broken episodes"
+        + ("" if spread is None else f", success +- {100 * spread:.1f} between samples")
+    )
+    ks = list(summary.get("pass_at_k", {}))
+    print(
+        f"{'':<46}{'tasks':>6}{'success %':>10}{'95 %':>13}{'score %':>9}{'turns':>7}"
+        + "".join(f"{'pass@' + k:>9}" for k in ks)
+    )
+    for name, row in [*summary["by_kind"].items(), *summary["by_group"].items(), ("all", summary)]:
+        _print_row(name or "(no kind)", row, ks)
+
+
+def _print_row(name: str, row: dict[str, Any], ks: Sequence[str]) -> None:
+    if not row["num_tasks"]:
+        print(f"{name:<46}{0:>6}   every episode failed")
+        return
+    low, high = row["success_interval"]
+    shares = row.get("pass_at_k", {})
+    print(
+        f"{name:<46}{row['num_tasks']:>6}{100 * row['success']:>10.1f}{f'{100 * low:.1f}-{100 * high:.1f}':>13}"
+        f"{100 * row['score']:>9.1f}{row['turns']:>7.1f}"
+        + "".join(f"{100 * shares[k]:>9.1f}" if k in shares else f"{'-':>9}" for k in ks)
+    )
+
+
+def print_comparison(split: str, found: dict[str, Any], other: str) -> None:
+    """Mean differences in points with their p-values."""
+    print(f"\n{split}, against {other} on the same {found['num_tasks']} tasks:")
+    for name in ("success", "score"):
+        row = found[name]
+        print(
+            f"  {name:<8}{100 * row['difference']:>+7.1f} points, p = {row['p_value']:.3g} (sign flips over tasks; "
+            f"better on {row['better']}, worse on {row['worse']})"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- command
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"--k must be whole numbers with commas, got {text!r}; for example --k 1,4,16") from None
+    return numbers
+
+
+def parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = Parser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: hsg evaluate runs/a --env sciworld --split test --num-samples 16 --k 1,4,16 --out a.json",
+    )
+    parser.add_argument(
+        "given",
+        nargs="?",
+        metavar="MODEL_OR_RUN",
+        help="run folder (newest checkpoint), checkpoint, model folder or hub id",
+    )
+    parser.add_argument("--model", help="the same; default: model.path of the configuration")
+    parser.add_argument("--config", help="YAML with the differences from the defaults; default: the run's own")
+    parser.add_argument("--env", help="environment.name")
+    parser.add_argument("--split", "--splits", nargs="+", help="default: evaluation.split")
+    parser.add_argument("--num-samples", type=int, default=3, metavar="N", help="samples of each task (3)")
+    parser.add_argument("--k", default="1", help="pass@k for these k, at most N: 1,4,16")
+    parser.add_argument(
+        "--num-tasks", metavar="P|all", help="evaluation.num_tasks: tasks of a fixed shuffle of the split"
+    )
+    parser.add_argument("--temperature", type=float, help="evaluation.temperature; 0: greedy")
+    parser.add_argument(
+        "--strategies", choices=("own", "blank", "shuffled"), default="own", help="whose strategies are followed"
+    )
+    parser.add_argument("--compare", metavar="OTHER", help="another model or run, or a result of this command (.json)")
+    parser.add_argument(
+        "--save-unsolved", type=Path, metavar="FILE", help="tasks that no sample solved, for tasks.file"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="result as JSON; default: evaluations/ in the run folder or here"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
+    options = parser.parse_args(arguments)
+    if options.given and options.model:
+        raise ValueError(f"MODEL must be given once, got {options.given!r} and --model {options.model!r}")
+    options.given = options.given or options.model
+    if options.num_samples < 1:
+        raise ValueError(f"--num-samples must be >= 1, got {options.num_samples}")
+    options.k = _whole_numbers(options.k)
+    if options.k[0] < 1 or options.k[-1] > options.num_samples:
+        raise ValueError(
+            f"--k must be in 1..{options.num_samples} (--num-samples), got {options.k[-1]}; draw more samples"
+        )
+    if options.num_tasks is not None and options.num_tasks != "all" and not options.num_tasks.isdecimal():
+        raise ValueError(f"--num-tasks must be a whole number or all, got {options.num_tasks!r}")
+    if options.given is None:
+        if options.config is None:
+            raise ValueError("MODEL_OR_RUN must be given, got none; for example hsg evaluate runs/a")
+        options.given = load_config(options.config, options.set).model.path
+    return options
+
+
+def run(options: Namespace) -> None:
+    """Evaluate, compare, print, write."""
     distributed = Distributed()
     try:
-        policy = make_policy(config, model, distributed.device)
-
-        def play(split: str, seed: int) -> dict[str, Any]:
-            label = f"{split} seed {seed}"
-            return evaluate(config, policy, task_set, tasks[split], distributed, label=label, seed=seed)
-
-        return [over_seeds([play(split, seed) for seed in seeds]) for split in splits]
+        summaries = evaluate_model(options.given, options, distributed)
+        others: dict[str, dict[str, Any]] = {}
+        if options.compare is not None and options.compare.endswith(".json"):
+            others = read_result(Path(options.compare))
+        elif options.compare is not None:
+            theirs = Namespace(**{**vars(options), "out": None})
+            others = evaluate_model(options.compare, theirs, distributed)
+        if not distributed.is_main:
+            return
+        for split, summary in summaries.items():
+            print_summary(summary)
+            if options.compare is not None:
+                if split not in others:
+                    raise ValueError(f"--compare must have played split {split!r}, got {', '.join(others)}")
+                summary["comparison"] = {"with": options.compare, **compare(summary, others[split])}
+                print_comparison(split, summary["comparison"], options.compare)
+            file = Path(summary.pop("file"))
+            file.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+            print(f"\nresult:  {file}")
+        if options.save_unsolved is not None:
+            hard = [task_id for summary in summaries.values() for task_id in unsolved(summary)]
+            write_task_file(
+                options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}"
+            )
+            print(f"unsolved: {len(hard)} tasks in {options.save_unsolved}")
     finally:
         distributed.close()
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """A table: one line per kind of task and one for all."""
-    print(f"\n{summary['split']}: {summary['num_seeds']} seeds, {summary['num_failed']} broken episodes")
-    print(f"{'':<50}{'tasks':>6}{'success %':>15}{'score %':>15}{'turns':>7}")
-    for name, row in [*summary["by_kind"].items(), ("all", summary)]:
-        print(
-            f"{name:<50}{row['num_tasks']:>6}{_percent(row['success']):>15}{_percent(row['score']):>15}"
-            f"{row['turns'][0]:>7.1f}"
-        )
-
-
-def _percent(value: tuple[float, float | None]) -> str:
-    mean, spread = value
-    return f"{100 * mean:.1f}" + ("" if spread is None else f" +- {100 * spread:.1f}")
+def read_result(path: Path) -> dict[str, dict[str, Any]]:
+    """Split -> summary of a file that this command wrote."""
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        return {summary["split"]: {"tasks": summary["tasks"]}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--compare must be a result of hsg evaluate, got {str(path)!r}: {error}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 and one line where the input is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", help="YAML file with what differs from the defaults")
-    parser.add_argument("--model", help="folder or hub id; default: model.path of the configuration")
-    parser.add_argument("--splits", nargs="+", help="default: evaluation.split")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="also write the summaries there, as JSON")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one option, repeatable")
-    options = parser.parse_args(arguments)
-    import environments
-
+    """Exit status: 0 done, 2 bad input, 1 the evaluation itself failed, 130 interrupted (the same command goes on)."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        config = load_config(options.config, options.set)
-        model = options.model or config.model.path
-        if model == "nano":
-            raise ValueError("--model must name a trained model, got nano, which has learned nothing; give a folder")
-        task_set = environments.make(config.environment.name, **config.environment.options)
-        try:
-            splits = options.splits or [config.evaluation.split]
-            summaries = evaluate_splits(config, task_set, model, splits, options.seeds)
-        finally:
-            task_set.close()
+        run(parse(arguments))
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    if os.environ.get("RANK", "0") != "0":
-        return 0
-    for summary in summaries:
-        print_summary(summary)
-    if options.out is not None:
-        options.out.write_text(json.dumps(summaries, indent=1), encoding="utf-8")
+        return refuse(error)
+    except (RuntimeError, OSError) as error:
+        return refuse(error, 1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
     return 0
 
 

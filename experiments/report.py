@@ -2,6 +2,7 @@
 
     play with its own strategies      parse rates of strategy and action, score; self-judgments of that play
     play without a strategy           parse rate, score
+    play with a strategy every turn   the same, and of strategies after an earlier attempt the parse rate
     demonstrations of held-out tasks  judgments of play whose wasted turns are known, in and outside the conversation;
                                       what it is worth (nats an action) to be given the strategy that is followed
 
@@ -21,16 +22,16 @@ import torch
 
 from experiments.demonstrations import FORMS, Played, choose_tasks, make_rows, play_demonstrations
 from experiments.supervised import nll_by_form
-from hsg.config import Config
+from hsg.build import make_judge, make_policy
+from hsg.config import Config, ReflectionConfig
 from hsg.episode import Request
 from hsg.evaluation import evaluation_tasks
 from hsg.generation import Cost, Decoder, derive_seed, make_generator
-from hsg.prompts import parse_judgment
+from hsg.prompts import Prompts, parse_judgment
 from hsg.protocol import TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.strategies import propose
-from hsg.trainer import make_judge, make_policy
-from hsg.types import Judgment, Trajectory
+from hsg.types import Attempt, Judgment, Reflection, Trajectory
 
 
 def report(
@@ -43,10 +44,14 @@ def report(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     policy = make_policy(config, folder, device)
-    found = _play(config, policy, task_set, num_tasks, with_strategy=True)
-    found |= _play(config, policy, task_set, num_tasks, with_strategy=False)
+    found = _play(config, policy, task_set, num_tasks, "episode") | _play(config, policy, task_set, num_tasks, "none")
+    if config.warmstart.share_turn:
+        found |= _play(config, policy, task_set, num_tasks, "turn")
     tasks = choose_tasks(task_set.tasks(config.evaluation.split), num_demonstrated, seed=0)
-    return found | _demonstrated(config, policy, play_demonstrations(config, task_set, tasks))
+    played = play_demonstrations(config, task_set, tasks)
+    if config.warmstart.share_reflection:
+        found |= _reflect(config, policy, played)
+    return found | _demonstrated(config, policy, played)
 
 
 def cached_report(config: Config, task_set: TaskSet, folder: Path) -> dict[str, float]:
@@ -59,11 +64,11 @@ def cached_report(config: Config, task_set: TaskSet, folder: Path) -> dict[str, 
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _play(
-    config: Config, policy: Policy, task_set: TaskSet, num_tasks: int, *, with_strategy: bool
-) -> dict[str, float]:
+def _play(config: Config, policy: Policy, task_set: TaskSet, num_tasks: int, per: str) -> dict[str, float]:
     tasks = evaluation_tasks(config, task_set)[:num_tasks]
-    keys = [("report", with_strategy, task.id) for task in tasks]
+    with_strategy = per == "episode"
+    config = _with_strategies(config, per)
+    keys = [("report", per, task.id) for task in tasks]
     rollout = Rollout(config, policy, task_set)
     found: dict[str, float] = {}
     try:
@@ -86,14 +91,37 @@ def _play(
             found["strategy/parse_rate"] = _mean([strategy.parsed for (strategy,) in drawn])
             judge = make_judge(config, rollout, policy)
         costs = RolloutCosts()
-        played, judgments = rollout.play(episodes, temperature=config.temperature.action, costs=costs, judge=judge)
+        played, judgments = rollout.play(
+            episodes, temperature=config.temperature.action, strategy_temperature=config.temperature.strategy,
+            costs=costs, judge=judge,
+        )  # fmt: skip
     finally:
         rollout.close()
-    form = "action" if with_strategy else "plain"
+    form = {"episode": "action", "none": "plain", "turn": "turn"}[per]
     found |= _play_metrics(form, [t for t in played if t.valid])
     if with_strategy:
         found |= _self_judgment_metrics([j for j in judgments if j.text is not None])
     return found
+
+
+def _with_strategies(config: Config, per: str) -> Config:
+    """The same config with a strategy for the episode, for every turn, or none."""
+    loss = dataclasses.replace(
+        config.loss, level_reduction="joint"
+    )  # allowed with any of them; nothing is trained here
+    strategy = dataclasses.replace(config.strategy, per=per)  # type: ignore[arg-type]
+    return dataclasses.replace(config, strategy=strategy, loss=loss, reflection=ReflectionConfig())
+
+
+def _reflect(config: Config, policy: Policy, played: Sequence[Played]) -> dict[str, float]:
+    """Whether a strategy is written after an earlier attempt was shown, for each of the demonstrations as that attempt."""
+    drawn = propose(
+        config, policy, Prompts.of(config), [item.observations[0] for item in played],
+        [("report", "reflection", i) for i in range(len(played))],
+        num_candidates=1, temperature=config.temperature.strategy, cost=Cost(),
+        reflections=[Reflection(Attempt((item.strategy,), item.feedback), item.success) for item in played],
+    )  # fmt: skip
+    return {"reflection/parse_rate": _mean([strategy.parsed for (strategy,) in drawn])} if drawn else {}
 
 
 def _play_metrics(form: str, played: Sequence[Trajectory]) -> dict[str, float]:

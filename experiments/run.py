@@ -4,6 +4,8 @@
 
 It composes: config -> task set -> policy (the nano model is warm-started first) -> trainer -> evaluations -> a table.
 Without --config it runs experiments/configs/quickstart.yaml.  Bad input is one line on stderr and exit status 2.
+--resume auto goes on with a run that was stopped or killed.  SIGTERM and SIGINT: the optimizer step is finished and a
+checkpoint written before the command ends with status 143 or 130.
 """
 
 from __future__ import annotations
@@ -15,67 +17,78 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from experiments.arguments import Parser
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
 OURS = ("hsg", "environments", "experiments", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Bad arguments are bad input like any other: one line instead of the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         description="Train a language-model agent with strategies.",
-        epilog="example: accelerate launch experiments/run.py --config experiments/configs/smoke.yaml --set seed=1",
+        epilog="examples: hsg train --set seed=1; accelerate launch experiments/run.py --config my.yaml --set seed=1",
     )
-    parser.add_argument("--config", default=CONFIGS / "quickstart.yaml", help="YAML with the differences from defaults")
+    parser.add_argument("--config", help="YAML with the differences from defaults (quickstart.yaml)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
+    parser.add_argument(
+        "--resume",
+        default="none",
+        metavar="auto|FOLDER|none",
+        help="go on with a run: run.dir/run.name, or that folder",
+    )
+    quiet = "plain lines and no bars, as in logs (--set log.quiet=true)"
+    parser.add_argument("--quiet", action="append_const", dest="set", const="log.quiet=true", help=quiet)
     return parser.parse_args(arguments)
 
 
-def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
+def run(config_path: str | Path | None, overrides: list[str], resume: str = "none") -> Path | None:
     """The whole run. Returns its folder (on the main process)."""
     import torch
 
     import environments
-    from experiments.curves import write_curves
-    from hsg.configfile import load_config
+    from experiments.resume import find_run, read_config
+    from hsg.configfile import unused_options
     from hsg.distributed import Distributed
     from hsg.tracking import RunFolder
     from hsg.trainer import Trainer
 
-    config = load_config(config_path, overrides)
+    config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
     task_set = environments.make(config.environment.name, **config.environment.options)
     distributed = trainer = folder = None
     try:
-        distributed = Distributed()
+        distributed = Distributed(config.distributed)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # the environments use the other cores; two threads on busy ones are far slower
+        resumed = distributed.from_main_or_fail(lambda: find_run(config, resume))
+        if resumed is not None and resumed.finished:
+            if distributed.is_main:
+                print(f"{resumed.folder} is finished; nothing is left to do")
+            return resumed.folder
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-        name = distributed.from_main(name)
-        check_before_work(config, task_set, name)
-        model_path = prepare_model(config, task_set, distributed)
-        trainer = Trainer(config, task_set, model_path, distributed, None)
+        name = resumed.folder.name if resumed else distributed.from_main(name)
+        check_before_work(config, task_set, None if resumed else name)
+        checkpoint = resumed.checkpoint if resumed else None
+        unused = unused_options(config)
+        if unused and distributed.is_main and not config.log.quiet:
+            print(f"not used by this run ({config.algorithm}): {', '.join(unused)}")
+        if resumed and checkpoint:
+            model_path = resumed.state["trainer"]["model_path"]
+            if distributed.is_main:
+                print(f"resuming {resumed.folder} from {checkpoint.name}")
+        else:
+            model_path = prepare_model(config, task_set, distributed)
+        trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
         if distributed.is_main:  # only now: a model that cannot be loaded leaves no empty run behind
-            trainer.run = folder = RunFolder(config, name)
-        records = []
-        if config.evaluation.initial:
-            records.append(trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training"))
-        began = time.monotonic()
+            logs = resumed.state.get("run", {}) if resumed else None
+            trainer.run = folder = RunFolder(config, name, resume=logs)
+        if config.evaluation.initial and not checkpoint:
+            trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
         iterations = trainer.train()
-        seconds = time.monotonic() - began
-        records += final_evaluations(config, task_set, trainer, iterations, model_path, seconds)
-        if folder is not None:
-            curves = write_curves([folder.path], folder.path / "curves.png")
-            print_table(records, folder.path, curves)
-            return folder.path
-        return None
+        final_evaluations(config, task_set, trainer, iterations, model_path)
+        return report(config, folder) if folder is not None else None
     finally:
         if trainer is not None:
             trainer.close()
@@ -86,12 +99,22 @@ def run(config_path: str | Path | None, overrides: list[str]) -> Path | None:
             distributed.close()
 
 
-def check_before_work(config: Any, task_set: Any, name: str) -> None:
-    """Whatever can be refused is refused before the warm start spends its minutes."""
+def report(config: Any, run: Any) -> Path:
+    """Curves and a table of the evaluations; then nothing is left to do, and the run folder says so."""
+    from experiments.curves import read_lines, write_curves
+
+    curves = write_curves([run.path], run.path / "curves.png")
+    print_table([r for r in read_lines(run.path, "eval.jsonl") if r["label"] != "training"], run.path, curves)
+    run.finish({"asked": [config.train.iterations, config.train.max_seconds]})
+    return run.path
+
+
+def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
+    """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
+    from hsg.build import training_tasks
     from hsg.evaluation import evaluation_tasks
     from hsg.models import load_tokenizer, resolve_model
     from hsg.prompts import Prompts
-    from hsg.trainer import training_tasks
 
     training_tasks(config, task_set)
     Prompts.of(config)
@@ -107,7 +130,7 @@ def check_before_work(config: Any, task_set: Any, name: str) -> None:
     check_writable("run.dir", config.run.dir)
     if config.model.path == "nano":
         check_writable("warmstart.cache_dir", config.warmstart.cache_dir)
-    if (Path(config.run.dir) / name).exists():
+    if name is not None and (Path(config.run.dir) / name).exists():
         raise ValueError(
             f"run.name must be new in {config.run.dir}, got {name!r}, which exists; choose another name or delete it"
         )
@@ -141,26 +164,24 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     return str(distributed.from_main(made))
 
 
-def final_evaluations(
-    config: Any, task_set: Any, trainer: Any, iterations: int, model_path: str, seconds: float
-) -> list[dict[str, Any]]:
+def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int, model_path: str) -> None:
     """What the config asks to be measured after the last iteration."""
     from experiments.warmstart import continue_training
+    from hsg.build import make_policy
     from hsg.evaluation import evaluate, evaluation_tasks
-    from hsg.trainer import make_policy
 
-    records = []
     if config.evaluation.final:
-        records.append(trainer.evaluate(iterations, "after training"))
+        trainer.evaluate(iterations, "after training")
     if config.evaluation.without_strategy and config.strategy.per == "episode":
-        records.append(trainer.evaluate(iterations, "strategy blanked", strategies="blank"))
-        records.append(trainer.evaluate(iterations, "strategies exchanged", strategies="shuffled"))
+        trainer.evaluate(iterations, "strategy blanked", strategies="blank")
+        trainer.evaluate(iterations, "strategies exchanged", strategies="shuffled")
     if config.evaluation.test_split is not None:
         tasks = evaluation_tasks(config, task_set, config.evaluation.test_split)
-        records.append(trainer.evaluate(iterations, "test split", tasks=tasks))
+        trainer.evaluate(iterations, "test split", tasks=tasks)
     if config.evaluation.control and config.model.path == "nano":
-        distributed = trainer.distributed
-        made = str(continue_training(config, task_set, Path(model_path), seconds)) if distributed.is_main else None
+        distributed, made = trainer.distributed, None
+        if distributed.is_main:
+            made = str(continue_training(config, task_set, Path(model_path), trainer.seconds))
         policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
         tasks = trainer.evaluation_tasks
         record = evaluate(
@@ -168,8 +189,6 @@ def final_evaluations(
         )
         if trainer.run is not None:
             trainer.run.evaluation(record)
-        records.append(record)
-    return records
 
 
 def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None) -> None:
@@ -189,19 +208,25 @@ def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 bad input, 1 the run itself failed, 130 interrupted."""
-    try:
-        given = parse_arguments(arguments)
-        run(given.config, given.set)
-    except ValueError as error:
-        if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
-            raise
-        return _say(error, 2)
-    except (RuntimeError, OSError) as error:  # OSError: a full disk, say
-        return _say(error, 1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    """Exit status: 0 done, 2 bad input, 1 the run itself failed, 143 or 130 stopped by SIGTERM or SIGINT."""
+    from hsg import stopping
+
+    with stopping.handlers():
+        try:
+            given = parse_arguments(arguments)
+            run(given.config, given.set, given.resume)
+        except ValueError as error:
+            if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
+                raise
+            return _say(error, 2)
+        except (RuntimeError, OSError) as error:  # OSError: a full disk, say
+            if stopping.received():  # another rank left first, and took the connection with it
+                return stopping.STATUS[stopping.received()]
+            return _say(error, 1)
+        except stopping.Stopped as stopped:
+            if os.environ.get("RANK", "0") == "0":
+                print(stopped, file=sys.stderr)
+            return stopped.status
     return 0
 
 

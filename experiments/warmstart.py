@@ -8,7 +8,6 @@ absent: rewards, several devices, resuming (a stopped warm start begins again; t
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from experiments.arguments import Parser, refuse
 from experiments.demonstrations import VERSION, Played, collect, digest, make_rows
 from experiments.report import print_report, report
 from experiments.supervised import train
@@ -143,13 +143,16 @@ def _save(model: Any, tokenizer: Any, record: dict[str, Any], folder: Path) -> P
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; prints what was learned and the folder. Exit status 2 and one line where the input is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser(
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: hsg warmstart --config experiments/configs/smoke.yaml",
+    )
     parser.add_argument("--config", help="YAML file with what differs from the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one option, repeatable")
-    options = parser.parse_args(arguments)
     import environments
 
     try:
+        options = parser.parse_args(arguments)
         config = load_config(options.config, options.set)
         task_set = environments.make(config.environment.name, **config.environment.options)
         try:
@@ -158,11 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             task_set.close()
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return refuse(error)
     except RuntimeError as error:  # every engine died, say
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return refuse(error, 1)
     record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
     for name in ("total_seconds", "seconds", "epochs", "optimizer_steps", "tokens_per_second", "rows", "taught_tokens",
                  "validation_loss", "validation_loss_by_form"):  # fmt: skip

@@ -8,6 +8,7 @@ so that nothing of the cache is copied.  Deliberately absent: the attention of u
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,28 +17,46 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-NAME = "hsg_rows"
+NAME, CACHE_ONLY = "hsg_rows", "hsg_rows_cache_only"
 
 
 @contextlib.contextmanager
-def masked_attention(model: Any) -> Iterator[None]:
-    """Attention that obeys a mask of its own, (B, 1, q, T): in place of sdpa, and of flash-attention, which knows no mask."""
+def masked_attention(model: Any, *, cache_only: bool = False) -> Iterator[None]:
+    """Attention that obeys a mask of its own, (B, 1, q, T): in place of sdpa, and of flash-attention, which knows no mask.
+
+    `cache_only`: keys and values of every layer are wanted and no hidden state, so that nobody looks back in the last one.
+    """
     name = str(model.config._attn_implementation)
-    if name != "sdpa" and not name.startswith("flash"):
+    if name not in ("sdpa", NAME) and not name.startswith("flash"):
         yield
         return
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = CACHE_ONLY if cache_only else NAME
     try:
         yield
     finally:
         model.config._attn_implementation = name
 
 
+def is_last_layer(module: Any) -> bool:
+    """Whether nothing but the output head comes after this attention and the feed-forward part of its layer."""
+    config = getattr(module, "config", None)
+    return config is not None and getattr(module, "layer_idx", None) == config.num_hidden_layers - 1
+
+
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cache_only: bool = False,
+    **more: Any,
 ) -> tuple[Tensor, None]:
-    """query (B, H, q, D), key and value (B, H', T, D), mask (B, 1, q, T) bool -> (B, q, H, D)."""
+    """query (B, H, q, D), key and value (B, H', T, D), mask (B, 1, q, T), added to the scores -> (B, q, H, D)."""
     batch, heads, width, _ = query.shape
+    if cache_only and is_last_layer(module):
+        return query.new_zeros(batch, width, heads, value.shape[-1]), None
     groups = heads // key.shape[1]
     plain = attention_mask is not None and attention_mask.shape[1] == 1 and more.get("position_bias") is None
     if groups == 1 or not plain:
@@ -54,3 +73,4 @@ def _attention(
 
 
 AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(CACHE_ONLY, functools.partial(_attention, cache_only=True))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hsg.credit import Credit
-from hsg.packing import common_prefix
+from hsg.layout import common_prefix
 from hsg.types import ACTION, STRATEGY, Batch, Strategy, Tokens, Trajectory
 
 
@@ -52,7 +52,7 @@ def build_rows(
                     rows.append(Row(tokens, strategy_token_advantages(tokens, credit, p, n), STRATEGY, flat))
             for m, trajectory in enumerate(group):
                 if credit.valid[p, n, m]:
-                    advantages = turn_token_advantages(trajectory, credit.turn_advantages[p, n, m])
+                    advantages = trajectory_advantages(trajectory, credit, (p, n, m))
                     rows.extend(
                         Row(tokens, a, ACTION, flat) for tokens, a in zip(trajectory.rows, advantages, strict=True)
                     )
@@ -66,6 +66,23 @@ def strategy_token_advantages(tokens: Tokens, credit: Credit, p: int, n: int) ->
     return torch.where(tokens.response_mask, credit.strategy_advantages[p, n].float(), 0.0)
 
 
+def trajectory_advantages(trajectory: Trajectory, credit: Credit, place: tuple[int, int, int]) -> list[Tensor]:
+    """One (T-1,) float32 tensor per row of the trajectory: the turn's advantage, or the token's own where it has one."""
+    if credit.token_advantages is None:
+        return turn_token_advantages(trajectory, credit.turn_advantages[place])
+    return spread_tokens(trajectory, credit.token_advantages[place])
+
+
+def spread_tokens(trajectory: Trajectory, per_token: Tensor) -> list[Tensor]:
+    """Numbers of a trajectory's sampled tokens, (L,) in order, at their places: one (T-1,) float32 tensor per row."""
+    spread = [torch.zeros(len(row.response_mask)) for row in trajectory.rows]
+    begin = 0
+    for turn in trajectory.turns:
+        spread[turn.row][turn.start : turn.stop] = per_token[begin : begin + turn.num_tokens].float()
+        begin += turn.num_tokens
+    return spread
+
+
 def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Tensor]:
     """One (T-1,) float32 tensor per row of the trajectory; `advantages` (K,) of its turns."""
     spread = [torch.zeros(len(row.response_mask)) for row in trajectory.rows]
@@ -74,23 +91,41 @@ def turn_token_advantages(trajectory: Trajectory, advantages: Tensor) -> list[Te
     return spread
 
 
-def minibatches(
-    rows: Sequence[Row], num_parts: int, generator: torch.Generator, *, by_row: bool = False
-) -> list[list[Row]]:
-    """Shuffle into `num_parts` parts of nearly equal size, whole trajectories together (`by_row`: single turns).
+def unit_keys(rows: Sequence[Row], *, by_row: bool = False) -> list[int]:
+    """What each row belongs to that no mini-batch splits: a trajectory, or (`by_row`) a single turn.
 
     A strategy's row goes with the first rollout under it.
     """
-    if num_parts == 1:
-        return [list(rows)]
     key: list[int] = []
     for i, row in enumerate(rows):
         # A strategy stands right before its first rollout, so that by row it is glued to the row that follows it.
         glued = by_row and i > 0 and rows[i - 1].level == STRATEGY and rows[i - 1].trajectory == row.trajectory
         key.append((key[-1] if glued else i) if by_row else row.trajectory)
+    return key
+
+
+def minibatches(
+    rows: Sequence[Row],
+    num_parts: int,
+    generator: torch.Generator,
+    *,
+    by_row: bool = False,
+    first: int = 0,
+    total: int | None = None,
+) -> list[list[Row]]:
+    """Shuffle into `num_parts` parts of nearly equal size, whole units together (see `unit_keys`).
+
+    `first`, `total`: where the units of this rank stand among those of all ranks, which are shuffled as one, so that the
+    mini-batches do not depend on the number of ranks. This rank's rows are returned; a part may have none of them.
+    """
+    if num_parts == 1:
+        return [list(rows)]
+    key = unit_keys(rows, by_row=by_row)
     units = list(dict.fromkeys(key))
-    order = torch.randperm(len(units), generator=generator).tolist()
-    part_of = {units[u]: place * num_parts // len(units) for place, u in enumerate(order)}
+    total = len(units) if total is None else total
+    order = torch.randperm(total, generator=generator).tolist()
+    place = {number: place for place, number in enumerate(order)}
+    part_of = {unit: place[first + u] * num_parts // total for u, unit in enumerate(units)}
     parts: list[list[Row]] = [[] for _ in range(num_parts)]
     for unit, row in zip(key, rows, strict=True):
         parts[part_of[unit]].append(row)

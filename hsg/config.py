@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hsg.checks import require
+from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, ReinforceConfig, RewardConfig, RndConfig
+from hsg.distributed_config import DistributedConfig
 from hsg.warmstart_config import WarmstartConfig
 
 
@@ -34,6 +36,11 @@ class EnvironmentConfig:
     name: str = "toy"
     options: dict[str, Any] = field(default_factory=dict)  # passed to environments.make
     train_split: str = "train"
+
+
+@dataclass(frozen=True)
+class TasksConfig:
+    file: str | None = None  # train only on the tasks of the training split whose ids it lists; None: on all
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,11 @@ class TemperatureConfig:
 class StrategyConfig:
     per: Literal["episode", "turn", "none"] = "episode"  # turn: one in every response (SGE); none: without strategies
     max_tokens: int = 64  # token limit of one strategy response (per episode)
+    dropout: float = 0.0  # share of the training rollouts that do not see their strategy (RLAD)
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "strategy.max_tokens", ">= 1", self.max_tokens)
+        require(0 <= self.dropout < 1, "strategy.dropout", "in [0, 1)", self.dropout)
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,9 @@ class RolloutConfig:
     context: Literal["conversation", "window"] = "conversation"
     window_turns: int = 2  # window context: how many past turns each prompt shows
     max_turns: int = 30
+    turns_per_stage: int | None = None  # ScalingInter: training's turn cap grows by it up to max_turns; None: no stages
+    iterations_per_stage: int = 100
+    max_refills: int = 0  # DAPO: rounds in which tasks whose outcomes are all equal are replaced by other tasks
     max_action_tokens: int = 128  # token limit of one response
     max_tokens: int | None = None  # sampled and observed tokens of a trajectory; None: the model's context
     max_parse_failures: int | None = None  # end after so many unparseable responses; None: never
@@ -106,21 +118,31 @@ class RolloutConfig:
     cache: bool = True  # keep the attention cache across turns; off: the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
+    weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
+    env_retries: int = 0  # how often a rollout that its environment breaks is played again
     logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
     max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_action_tokens", "env_threads", "streams", "max_cache_tokens"):
+        names = ("max_turns", "iterations_per_stage", "max_action_tokens", "env_threads", "streams", "max_cache_tokens")
+        for name in names:
             require(getattr(self, name) >= 1, f"rollout.{name}", ">= 1", getattr(self, name))
-        require(self.window_turns >= 0, "rollout.window_turns", ">= 0", self.window_turns)
+        for name in ("window_turns", "env_retries", "max_refills"):
+            require(getattr(self, name) >= 0, f"rollout.{name}", ">= 0", getattr(self, name))
         seconds = self.env_timeout_seconds
         require(0 < seconds <= 1e6, "rollout.env_timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
         require(0 <= self.max_error_fraction <= 1, "rollout.max_error_fraction", "in [0, 1]", self.max_error_fraction)
-        for name in ("max_tokens", "max_parse_failures"):
+        for name in ("max_tokens", "max_parse_failures", "turns_per_stage"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"rollout.{name}", ">= 1 or null", value)
         gap = self.max_logprob_gap
         require(gap is None or gap > 0, "rollout.max_logprob_gap", "> 0 or null", gap)
+
+    def turn_cap(self, iteration: int) -> int:
+        """How many turns a training episode of this iteration may have (ScalingInter; evaluation plays `max_turns`)."""
+        if self.turns_per_stage is None:
+            return self.max_turns
+        return min(self.max_turns, self.turns_per_stage * (1 + iteration // self.iterations_per_stage))
 
 
 @dataclass(frozen=True)
@@ -138,33 +160,6 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         require(0 <= self.temperature < 100, "judge.temperature", ">= 0 and < 100", self.temperature)
         require(self.max_tokens >= 1, "judge.max_tokens", ">= 1", self.max_tokens)
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
-    scale: float = 1.0  # outcomes are multiplied by it before anything else
-    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
-
-    def __post_init__(self) -> None:
-        for name in ("format_penalty", "invalid_action_penalty"):
-            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
-        require(
-            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
-        )
-        require(self.scale > 0, "reward.scale", "> 0", self.scale)
-
-
-@dataclass(frozen=True)
-class AdvantageConfig:
-    turn_baseline: Literal["pooled", "trajectory"] = "pooled"
-    std: Literal["population", "sample", "none"] = "population"
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
 
 
 @dataclass(frozen=True)
@@ -234,12 +229,16 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    enabled: bool = True  # False: nothing is trained, the run only evaluates
     iterations: int = 100
     max_seconds: float | None = None  # stop after the iteration in which this wall time has passed; None: never
+    max_environment_turns: int | None = None  # ... in which so many turns were played in all, dropped ones too
 
     def __post_init__(self) -> None:
         require(self.iterations >= 0, "train.iterations", ">= 0", self.iterations)
         require(self.max_seconds is None or self.max_seconds > 0, "train.max_seconds", "> 0 or null", self.max_seconds)
+        turns = self.max_environment_turns
+        require(turns is None or turns >= 1, "train.max_environment_turns", ">= 1 or null", turns)
 
 
 @dataclass(frozen=True)
@@ -295,6 +294,7 @@ class Config:
     kappa: float = 0.1  # penalty of a flagged turn
     run: RunConfig = field(default_factory=RunConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
@@ -305,12 +305,17 @@ class Config:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+    gigpo: GigpoConfig = field(default_factory=GigpoConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    rnd: RndConfig = field(default_factory=RndConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     log: LogConfig = field(default_factory=LogConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 

@@ -20,16 +20,17 @@ from typing import Any, Literal
 
 import yaml
 
-from hsg.algorithms import ALGORITHMS, IMPLIED
+from hsg.algorithms import ALGORITHMS, IMPLIED, USED_WHEN
 from hsg.checks import require
 from hsg.config import Config, EnvironmentConfig
+from hsg.estimators import ESTIMATORS
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a run: a YAML file with the differences, then `a.b=c` overrides. ValueError says what is wrong."""
     given: dict[str, Any] = {}
     if path is not None:
-        given = _read_yaml(Path(path))
+        given = read_yaml(Path(path), "--config")
     for item in overrides:
         key, sign, text = item.partition("=")
         require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
@@ -45,10 +46,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     """A Config from nested plain values; the bundle of `algorithm` comes before them."""
     given = {key: value for key, value in given.items()}
     algorithm = given.get("algorithm", "strata")
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        require(False, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm, hint)
+    _check_name("algorithm", algorithm, ALGORITHMS)
     nested: dict[str, Any] = {}
     section = given.get("strategy")
     per = section.get("per") if isinstance(section, Mapping) else None
@@ -57,7 +55,32 @@ def make_config(given: Mapping[str, Any]) -> Config:
         _put(nested, key, value)
     _merge(nested, given)
     _claim_environment_section(nested)
-    return _build(Config, nested, "")
+    config = _build(Config, nested, "")
+    _check_name("advantage.estimator", config.advantage.estimator, ESTIMATORS)
+    return config
+
+
+def unused_options(config: Config) -> list[str]:
+    """Options that were set away from their algorithm's bundle though this configuration never reads them."""
+    plain = _flat(to_dict(make_config({"algorithm": config.algorithm})))
+    changed = [key for key, value in _flat(to_dict(config)).items() if value != plain[key]]
+    unread = [name for name, used in USED_WHEN.items() if not used(config)]
+    return [key for key in changed if any(key == name or key.startswith(f"{name}.") for name in unread)]
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys; environment options and templates stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = isinstance(value, dict) and key not in ("options", "templates")
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return flat
+
+
+def _check_name(key: str, name: object, known: Mapping[str, Any]) -> None:
+    if not isinstance(name, str) or name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        require(False, key, f"one of {', '.join(known)}", name, f"did you mean {near[0]!r}?" if near else "")
 
 
 def _claim_environment_section(nested: dict[str, Any]) -> None:
@@ -86,25 +109,26 @@ def dump_config(config: Config, path: Path) -> None:
     path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, name: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds; `name` is what the one-line ValueError calls it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ValueError(f"--config must be a readable file, got {str(path)!r}: {reason}") from None
+        raise ValueError(f"{name} must be a readable file, got {str(path)!r}: {reason}") from None
     try:
         given = _load_yaml(text)
     except RecursionError:
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: nested too deep") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}: nested too deep") from None
     except ValueError as error:  # a whole number of thousands of digits, which Python does not read
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}: {error!s:.100}") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}: {error!s:.100}") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ValueError(f"--config must be valid YAML, got {str(path)!r}:{line} {problem}") from None
+        raise ValueError(f"{name} must be valid YAML, got {str(path)!r}:{line} {problem}") from None
     given = {} if given is None else given
-    require(isinstance(given, dict), "--config", "a mapping of sections", type(given).__name__)
+    require(isinstance(given, dict), name, "a mapping of sections", type(given).__name__)
     return given
 
 

@@ -140,7 +140,7 @@ class Episode:
             self._fail(StopReason.ENV_TIMEOUT, f"timeout: {error}")
             return
         except Exception as error:  # an environment is a stranger: whatever it raises ends its own episode only
-            self._fail(StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+            self._fail(StopReason.ENV_ERROR, f"{type(error).__name__}: {_text(error)}")
             return
         self.outcome, self.admissible, self.observation = answer.outcome, answer.admissible, answer.observation
         if answer.result is None:
@@ -306,6 +306,13 @@ class Episode:
         )
 
 
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # a stranger's class may fail at this too
+        return "(its text cannot be had)"
+
+
 def _with(turn: Turn, **changes: object) -> Turn:
     return Turn(**{**vars(turn), **changes})  # type: ignore[arg-type]
 
@@ -314,6 +321,15 @@ def reflected(prompts: Prompts, reflection: Reflection) -> str:
     """What a prompt says of an earlier attempt."""
     attempt = reflection.attempt
     return prompts.reflection(attempt.strategies, attempt.feedback, success=reflection.success)
+
+
+def first_observation(group: Sequence[Episode]) -> str:
+    """What the first episode of a task that starts at all shows; all of them show the same."""
+    for episode in group:
+        episode.wait()
+        if episode.first_observation is not None:
+            return episode.first_observation
+    return ""
 
 
 def results(episode: Episode | Trajectory) -> Sequence[tuple[str, str]]:

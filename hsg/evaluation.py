@@ -9,7 +9,6 @@ meet the same episodes and their difference is the policies'.  The strategy can 
 from __future__ import annotations
 
 import random
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -133,7 +132,9 @@ def given_strategies(
         return [""] * len(mine)
     if len(tasks) < 2:
         raise ValueError(f"evaluation.num_tasks must be at least 2 to exchange strategies, got {len(tasks)}; raise it")
-    written = distributed.gather(write_strategies(config, policy, task_set, mine, seed=seed) if mine else [])
+    with distributed.forwards(policy.model, weights=config.rollout.weights):
+        mine_written = write_strategies(config, policy, task_set, mine, seed=seed) if mine else []
+    written = distributed.gather(mine_written)
     half = len(tasks) // 2
     return distributed.share(written[half:] + written[:half])
 
@@ -207,7 +208,10 @@ def evaluate(
     """Success, score and outcome over tasks shared among ranks, overall and by task kind; episodes that broke are counted."""
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
-    played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label) if mine else []
+    played: list[Trajectory] = []
+    with distributed.stoppable(), distributed.forwards(policy.model, weights=config.rollout.weights):
+        if mine:
+            played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label)
     rows = distributed.gather(
         [(t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns)) for t in played]
     )
@@ -227,34 +231,3 @@ def evaluate(
 
 def _means(rows: Sequence[Any]) -> dict[str, float]:
     return {name: sum(row[i + 2] for row in rows) / len(rows) for i, name in enumerate(MEASURES)}
-
-
-def over_seeds(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Records of `evaluate` that differ in their seed alone, as one: (mean, spread over seeds) of every measure.
-
-    spread  sample standard deviation of the seeds' means; None for a single seed. Records in which every episode broke
-            have no measures and are left out; ValueError where none is left.
-    """
-    whole = [record for record in records if "score" in record]
-    if not whole:
-        raise ValueError(f"records must hold an evaluation with results, got {len(records)} without; see num_failed")
-    first = whole[0]
-    kinds = sorted({kind for record in whole for kind in record["by_kind"]})
-    return {
-        "label": first["label"], "split": first["split"], "num_seeds": len(whole),
-        "num_tasks": first["num_tasks"], "num_failed": sum(record["num_failed"] for record in records),
-        **_mean_and_spread(whole),
-        "by_kind": {
-            kind: {"num_tasks": max(row["num_tasks"] for row in rows), **_mean_and_spread(rows)}
-            for kind in kinds
-            if (rows := [record["by_kind"][kind] for record in whole if kind in record["by_kind"]])
-        },
-    }  # fmt: skip
-
-
-def _mean_and_spread(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    result = {}
-    for name in MEASURES:
-        values = [row[name] for row in rows]
-        result[name] = (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-    return result

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from hsg.attention import masked_attention
+from hsg.cache import RowCache
+from hsg.layout import common_prefix
 from hsg.markers import SegmentEnd
 from hsg.models import autocast
-from hsg.packing import common_prefix
 
 PADDING = 40
 """Filler positions that one forward call may hold: about what another call costs with a small model."""
@@ -74,89 +74,13 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tup
     greedy = temperatures == 0
     scale = torch.where(greedy, 1.0, temperatures).to(logits.dtype)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)  # (B, V)
-    cumulative = logprobs.double().exp().cumsum(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     threshold = uniforms[:, None].double() * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)  # right: a token of mass 0 is never met
-    ids = torch.where(greedy, logits.argmax(-1), ids.clamp(max=logits.shape[-1] - 1))
+    ids = ids.clamp(max=logits.shape[-1] - 1)
+    if greedy.any():
+        ids = torch.where(greedy, logits.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
-
-
-class _RowLayer(CacheLayerMixin):
-    """Keys and values of one layer, (slots, heads, capacity, D); written where the owner's `positions` say."""
-
-    is_sliding = False
-
-    def __init__(self, owner: RowCache) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        slots, capacity = self.owner.num_slots, self.owner.capacity
-        self.keys = key_states.new_zeros(slots, key_states.shape[1], capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(slots, value_states.shape[1], capacity, value_states.shape[3])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        owner = self.owner
-        where = (owner.slots[:, None], slice(None), owner.positions)
-        self.keys[where] = key_states.transpose(1, 2)
-        self.values[where] = value_states.transpose(1, 2)
-        if owner.leading:  # the first slots: a view, no copy
-            count = len(owner.slots)
-            return self.keys[:count, :, : owner.length], self.values[:count, :, : owner.length]
-        return self.keys[owner.slots, :, : owner.length], self.values[owner.slots, :, : owner.length]
-
-    def grow(self, capacity: int) -> None:
-        if self.is_initialized:
-            extra = capacity - self.keys.shape[2]
-            self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, extra))
-            self.values = torch.nn.functional.pad(self.values, (0, 0, 0, extra))
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.length, 0
-
-    def get_seq_length(self) -> int:
-        return self.owner.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class RowCache(Cache):
-    """An attention cache whose slot is the token's position, with rows that can be copied and swapped."""
-
-    def __init__(self, num_slots: int, num_layers: int, capacity: int, device: torch.device) -> None:
-        self.num_slots, self.capacity, self.device = num_slots, capacity, device
-        self.slots = torch.empty(0, dtype=torch.long)
-        self.positions = torch.empty(0, 0, dtype=torch.long)
-        self.length, self.leading = 0, False
-        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
-
-    def aim(self, slots: Sequence[int], positions: Tensor) -> Tensor:
-        """Say which slots and positions (n, q) the next forward writes. Returns its mask (n, 1, q, length), True = seen."""
-        self.slots = torch.tensor(slots, device=self.device)
-        self.positions = positions
-        self.leading = list(slots) == list(range(len(slots)))
-        self.length = int(positions.max()) + 1
-        if self.length > self.capacity:
-            self.capacity = max(self.length, self.capacity + self.capacity // 2)
-            for layer in self.layers:
-                layer.grow(self.capacity)
-        keys = torch.arange(self.length, device=self.device)
-        return keys[None, None, None, :] <= positions[:, None, :, None]
-
-    def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of some slots to others."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys[target, :, :length] = layer.keys[source, :, :length]
-                layer.values[target, :, :length] = layer.values[source, :, :length]
-
-    def swap(self, a: int, b: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots."""
-        self.copy([a, b], [b, a], length)
 
 
 @dataclass
@@ -279,8 +203,9 @@ class Decoder:
 
     def _feed(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Forward ids [in cache, length) of each row; nothing is returned, the cache has them."""
-        for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
-            self._forward([rows[i] for i in part], [lengths[i] for i in part])
+        with masked_attention(self.model, cache_only=True):
+            for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
+                self._forward([rows[i] for i in part], [lengths[i] for i in part])
 
     def _forward(self, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Hidden-to-logits of the last fed token of each row, (n, V). Right padding lands behind and is overwritten."""
@@ -315,11 +240,11 @@ class Decoder:
         self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
     ) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
-        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores, where True would be 1
-            dtype = self.model.dtype
-            hidden = ~attention_mask
-            attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            attention_mask = attention_mask.masked_fill(hidden, torch.finfo(dtype).min)
+        # What is added to the scores, made once: every layer would make it of a boolean mask again, and eager cannot.
+        dtype = self.model.dtype
+        hidden = ~attention_mask
+        attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        attention_mask = attention_mask.masked_fill(hidden, -torch.inf)
         out = self.model(
             input_ids=ids,
             attention_mask=attention_mask,

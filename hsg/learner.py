@@ -20,14 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens
+from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, unit_keys
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
-from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.layout import Layout, make_layout
+from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
-from hsg.packing import check_packing, make_layout, packed_attention
+from hsg.packing import check_packing, packed_attention
+from hsg.sharding import like
 from hsg.types import ACTION, Batch, Tokens
+from hsg.underway import NonfiniteError, Underway
 
 
 @dataclass
@@ -52,6 +55,9 @@ class Learner:
     ) -> None:
         self.config, self.model, self.distributed = config, model, distributed
         self.reference, self.context_limit = reference, context_limit
+        if config.update.packing != "off":
+            check_packing(model)
+        distributed.shard(model)  # before the optimizer takes its parameters
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -59,109 +65,116 @@ class Learner:
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
         )
-        if config.update.packing != "off":
-            check_packing(model)
         self.costs = UpdateCosts()  # since the trainer last took them
         self._gaps: list[Tensor] | None = None  # collected in the first optimizer step of an iteration; None: done
         self._gap_values: dict[str, float] | None = None  # what recomputed log-probs said of this iteration
         self.optimizer_steps = 0
         self.progress = 0.0  # share of the run's mini-batches behind us, for the schedule
         self.nonfinite_in_a_row = 0
+        self.underway: Underway | None = None  # the update that this iteration is in the middle of
 
-    def update(self, rows: list[Row], iteration: int) -> dict[str, float]:
-        """Epochs x mini-batches of optimizer steps on this iteration's rows."""
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, AdamW's moments by the name of the parameter, and the update under way, if there is one."""
+        moments = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter in self.optimizer.state:
+                moments[name] = {k: self.distributed.whole(v) for k, v in self.optimizer.state[parameter].items()}
+        state: dict[str, Any] = {"moments": moments, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        state |= {name: getattr(self, name) for name in ("optimizer_steps", "progress", "nonfinite_in_a_row")}
+        if self.underway is not None:
+            mine = {**self.underway.state_dict(), "costs": vars(self.costs)}
+            state["underway"] = self.distributed.gather([mine])
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly, on any number of ranks."""
+        for name, parameter in self.model.named_parameters():
+            if name in state["moments"]:
+                held = state["moments"][name]
+                self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
+        for group in self.optimizer.param_groups:
+            group["lr"] = state["learning_rate"]
+        for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
+            setattr(self, name, state[name])
+        if "underway" in state:
+            mine = self.distributed.share(state["underway"])
+            self.underway = Underway.join(mine, of=state["underway"][0])
+            for part in mine:
+                for name, count in part["costs"].items():
+                    setattr(self.costs, name, getattr(self.costs, name) + count)
+
+    def update(self, rows: list[Row] | None, iteration: int) -> dict[str, float]:
+        """Epochs x mini-batches of optimizer steps on this iteration's rows.
+
+        `rows` None: the update that a stopped run was in the middle of goes on. `Stopped`, between two steps: it was asked
+        to stop, and `state_dict` holds the rest.
+        """
         config = self.config.update
-        rows = self._with_reference(rows)
         by_row = config.minibatch_turns is not None
-        units = len([r for r in rows if r.level == ACTION]) if by_row else len({r.trajectory for r in rows})
-        units = int(self.distributed.sum(torch.tensor(float(units))).item())
-        size = config.minibatch_turns or config.minibatch_trajectories or max(units, 1)
-        num_parts = max(1, math.ceil(units / size))
-        parts_metrics, values = [], {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
-        norms: list[float] = []
-        self._gaps = [] if self._gap_values is None else None
-        values |= self._gap_values or {}
-        self._gap_values = None
+        if rows is not None:
+            self.underway = Underway(self._with_reference(rows))
+            self.underway.values = {"update/skipped_nonfinite": 0.0, "update/skipped_dead": 0.0}
+            self._gaps = [] if self._gap_values is None else None
+            self.underway.values |= self._gap_values or {}
+            self._gap_values = None
+            unique = num_unique_tokens(self._live(self.underway.rows), self.config.group_shape)
+            self.costs.update_unique_tokens += config.epochs * unique
+        at = self.underway
+        assert at is not None
+        units = self.distributed.gather([len(set(unit_keys(at.rows, by_row=by_row)))])
+        first, total = sum(units[: self.distributed.rank]), sum(units)
+        size = config.minibatch_turns or config.minibatch_trajectories or max(total, 1)
+        num_parts = max(1, math.ceil(total / size))
         self.model.train()
-        self.costs.update_unique_tokens += config.epochs * num_unique_tokens(self._live(rows), self.config.group_shape)
-        for epoch in range(config.epochs):
-            generator = make_generator("minibatches", self.config.seed, iteration, epoch, self.distributed.rank)
-            for place, part in enumerate(minibatches(rows, num_parts, generator, by_row=by_row)):
+        for epoch in range(at.num_done // num_parts, config.epochs):
+            generator = make_generator("minibatches", self.config.seed, iteration, epoch)
+            parts = minibatches(at.rows, num_parts, generator, by_row=by_row, first=first, total=total)
+            for place in range(at.num_done % num_parts, num_parts):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
                 self.progress = (iteration + behind) / max(1, self.config.train.iterations)
-                step_metrics, norm = self.optimizer_step(part, values)
-                parts_metrics.append(step_metrics)
+                step_metrics, norm = self.optimizer_step(parts[place], at.values)
+                at.metrics.append(step_metrics)
                 if norm is not None:
-                    norms.append(norm)
+                    at.norms.append(norm)
+                at.num_done += 1
+                if at.num_done < config.epochs * num_parts:
+                    self.distributed.stop_together()
         self.model.eval()
+        self.underway = None
         # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it.
-        mine = {name: value.cpu() for name, value in merge_metrics(parts_metrics).items()}
+        mine = {name: value.cpu() for name, value in merge_metrics(at.metrics).items()}
         merged = merge_metrics(self.distributed.gather([mine]))
-        values |= {f"update/{name}": value for name, value in finish_metrics(merged).items()}
-        if norms:
-            values["update/grad_norm"] = sum(norms) / len(norms)
+        values = at.values | {f"update/{name}": value for name, value in finish_metrics(merged).items()}
+        if at.norms:
+            values["update/grad_norm"] = sum(at.norms) / len(at.norms)
             values["update/learning_rate"] = self.optimizer.param_groups[0]["lr"]  # of the last step taken
         values["update/optimizer_steps"] = float(self.optimizer_steps)
         return values
 
     def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
         """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
-        config = self.config.loss
-        options: dict[str, Any] = {"aggregation": config.aggregation, "level_reduction": config.level_reduction}
-        device = self.distributed.device
-        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
-        counts = [count_denominators(b.response_mask, levels=b.levels, **options).to(device) for b in batches]
-        num_levels = 2 if config.level_reduction == "separate" else 1
-        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64, device=device)
+        mine = self._denominators(rows)
         denominators = self.distributed.sum(mine.clone())
         live = self._live(rows)
         if self.distributed.max(float(len(live))) == 0:
             values["update/skipped_dead"] += 1
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
-        parts_metrics = []
-        for part in self._split(live):
-            with self._attention(self.model):
-                batch, logprobs, entropy = self.score(self.model, part, with_entropy=True)  # (B, T-1)
-                loss, loss_metrics = policy_loss(
-                    logprobs,
-                    batch.old_logprobs,
-                    batch.advantages,
-                    batch.response_mask,
-                    levels=batch.levels,
-                    ref_logprobs=batch.ref_logprobs,
-                    clip_low=config.clip_low,
-                    clip_high=config.clip_high,
-                    kl_coef=config.kl_coef,
-                    kl_estimator=config.kl_estimator,
-                    strategy_weight=config.strategy_weight,
-                    action_weight=config.action_weight,
-                    denominators=denominators,
-                    token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
-                    entropy=None if entropy is None else entropy.detach(),
-                    **options,
-                )
-                loss.backward()
-            if self._gaps is not None:
-                self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
-            num_trained = int(batch.response_mask.sum())
-            self.costs.trained_tokens += num_trained
-            self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
-            parts_metrics.append(loss_metrics)
+        shares = self.distributed.equally_many(self.model, self._split(live), [self._filler()])
+        done = [self._backward(part, denominators) for part in shares]  # empty where this rank has nothing to train
+        parts_metrics = [part_metrics for _, part_metrics in done]
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None
             values |= self._check_gap(gaps)
-        self.distributed.sum_gradients(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm).item()
-        if not math.isfinite(norm):
+        norm = self.distributed.clip_gradients(self.model, self.config.optimizer.max_grad_norm)
+        # The norm is that of the added gradients, but a loss can be infinite on one rank alone.
+        finite = math.isfinite(norm) and all(math.isfinite(loss.item()) for loss, _ in done)
+        if self.distributed.max(float(not finite)) > 0:
             values["update/skipped_nonfinite"] += 1
             self.nonfinite_in_a_row += 1
             self.optimizer.zero_grad(set_to_none=True)
             if self.nonfinite_in_a_row >= self.config.optimizer.max_nonfinite:
-                raise RuntimeError(
-                    f"gradients must be finite, got {self.nonfinite_in_a_row} optimizer steps in a row that are not; "
-                    "lower optimizer.lr or look at the last trajectories"
-                )
+                raise NonfiniteError(self.nonfinite_in_a_row, rows)
             return self._merged(parts_metrics, mine), None
         self.nonfinite_in_a_row = 0
         for group in self.optimizer.param_groups:
@@ -170,7 +183,50 @@ class Learner:
         self.optimizer_steps += 1
         return self._merged(parts_metrics, mine), norm
 
-    def _merged(self, parts_metrics: list[Metrics], counts: Tensor) -> Metrics:
+    def _denominators(self, rows: Sequence[Row]) -> Tensor:
+        """What this rank's rows add to the denominators: (1,) or (2,) float64, see `count_denominators`."""
+        options = self._aggregation()
+        batches = (collate([row]) for row in rows)  # counts add up: nothing has to be sorted or padded for them
+        counts = [count_denominators(b.response_mask, levels=b.levels, **options) for b in batches]
+        num_levels = 2 if self.config.loss.level_reduction == "separate" else 1
+        mine = torch.stack(counts).sum(0) if counts else torch.zeros(num_levels, dtype=torch.float64)
+        return mine.to(self.distributed.device)
+
+    def _aggregation(self) -> dict[str, Any]:
+        return {"aggregation": self.config.loss.aggregation, "level_reduction": self.config.loss.level_reduction}
+
+    def _backward(self, rows: Sequence[Row], denominators: Tensor) -> tuple[Tensor, Metrics]:
+        """Add one micro-batch's share of the gradient of the loss over all ranks' rows. Returns that share of the loss."""
+        config, shaping = self.config.loss, self.config.advantage
+        with self._attention(self.model):
+            batch, logprobs, entropy = self.score(self.model, rows, with_entropy=True)  # (B, T-1)
+            loss, loss_metrics = policy_loss(
+                logprobs,
+                batch.old_logprobs,
+                entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
+                batch.response_mask,
+                levels=batch.levels,
+                ref_logprobs=batch.ref_logprobs,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                kl_coef=config.kl_coef,
+                kl_estimator=config.kl_estimator,
+                strategy_weight=config.strategy_weight,
+                action_weight=config.action_weight,
+                denominators=denominators,
+                token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
+                entropy=None if entropy is None else entropy.detach(),
+                **self._aggregation(),
+            )
+            loss.backward()
+        if self._gaps is not None:
+            self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
+        num_trained = int(batch.response_mask.sum())
+        self.costs.trained_tokens += num_trained
+        self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
+        return loss.detach().float(), loss_metrics
+
+    def _merged(self, parts_metrics: Sequence[Metrics], counts: Tensor) -> Metrics:
         """This rank's metrics of one optimizer step. A row that was not forwarded has a loss of 0, and counts in it."""
         merged = merge_metrics(parts_metrics)
         names = ("loss_strategy", "loss_action") if len(counts) == 2 else ("loss",)
@@ -199,6 +255,12 @@ class Learner:
     def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         return microbatches(rows, self.config.update.microbatch_tokens, packing=self.config.update.packing)
 
+    def _filler(self) -> Row:
+        """A row of which nothing is trained, for a rank that only takes part."""
+        nothing = torch.zeros(1)
+        tokens = Tokens(torch.zeros(2, dtype=torch.long), nothing.bool(), nothing, nothing + 1)
+        return Row(tokens, nothing, ACTION, 0, nothing if self.config.loss.kl_coef > 0 else None)
+
     def _attention(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """What the forward and the backward pass of `score` have to run in."""
         return contextlib.nullcontext() if self.config.update.packing == "off" else packed_attention(model)
@@ -208,12 +270,8 @@ class Learner:
     ) -> tuple[Batch, Tensor, Tensor | None]:
         """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless `update.packing` is off."""
         batch = collate(rows).to(self.distributed.device)
-        layout, positions = None, batch.input_ids.numel()
-        if self.config.update.packing != "off":
-            # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
-            lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-            layout = make_layout(batch.input_ids, lengths, share=self.config.update.packing == "prefix")
-            positions = len(layout)
+        layout = row_layout(rows, batch, self.config.update.packing)
+        positions = batch.input_ids.numel() if layout is None else len(layout)
         if torch.is_grad_enabled():
             self.costs.update_positions += positions
         else:
@@ -226,7 +284,7 @@ class Learner:
         """(T-1,) float32 log-probs of every row on the CPU, in the order of the rows."""
         found: dict[int, Tensor] = {}
         with self._attention(model):
-            for part in self._split(rows):
+            for part in self.distributed.equally_many(model, self._split(rows), [self._filler()]):
                 _, logprobs, _ = self.score(model, part)
                 for row, values in zip(part, logprobs.float().cpu(), strict=True):
                     found[id(row)] = values[: len(row) - 1]
@@ -290,6 +348,16 @@ class Learner:
             return rows
         scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
+
+
+def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None:
+    """How the rows of a batch are packed (`update.packing`); None: they are padded."""
+    if packing == "off":
+        return None
+    # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
+    lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
+    read = torch.nn.functional.pad(batch.response_mask, (0, 1))  # a sampled token's log-prob is of the place before it
+    return make_layout(batch.input_ids, lengths, share=packing == "prefix", read=read)
 
 
 def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:

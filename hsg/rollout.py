@@ -8,16 +8,17 @@
 Every trajectory has its own random generator and every environment its own seed, so that neither the parts nor the ranks
 change what is sampled.  The judgment is asked here, since it continues on the cache that would otherwise be gone.
 
-Deliberately absent: advantages and anything else that looks at more than one trajectory; a replay of failed episodes.
+Deliberately absent: advantages and anything else that looks at more than one trajectory.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hsg import stopping
 from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.episode import Episode, Request
@@ -26,7 +27,7 @@ from hsg.judge import Judge
 from hsg.markers import SegmentEnd
 from hsg.pool import Pool
 from hsg.prompts import Prompts
-from hsg.protocol import TaskSet
+from hsg.protocol import FAULTS, TaskSet
 from hsg.types import Judgment, Trajectory
 
 
@@ -59,13 +60,14 @@ class Rollout:
         per_turn = config.strategy.per == "turn"
         self.first_segment = SegmentEnd(policy.tokenizer, self.prompts.markers.strategy_end) if per_turn else None
         self.pool = Pool(config.rollout.env_threads, config.rollout.env_timeout_seconds)
+        self.errors: list[str] = []  # one per rollout that broke, those played again too, until someone takes them
 
     def close(self) -> None:
         self.pool.close()
 
-    def begin(self, requests: Sequence[Request]) -> list[Episode]:
-        """Start the environments of all requests; nobody waits for them yet."""
-        config = self.config.rollout
+    def begin(self, requests: Sequence[Request], max_turns: int | None = None) -> list[Episode]:
+        """Start the environments of all requests; nobody waits for them yet. `max_turns` None: `rollout.max_turns`."""
+        config = replace(self.config.rollout, max_turns=max_turns or self.config.rollout.max_turns)
         return [Episode(r, self.task_set, self.pool, config, self.prompts, self.policy.chat) for r in requests]
 
     def play(
@@ -80,14 +82,38 @@ class Rollout:
     ) -> tuple[list[Trajectory], list[Judgment]]:
         """Play begun episodes to their ends. Returns trajectories and judgments in the order of the episodes.
 
+        Those that their environment broke are played again, up to `rollout.env_retries` times, with the same seeds: a world
+        that works this time gives what it would have given at once.
         strategy_temperature  of the strategy that begins a response (`strategy.per: turn`); None: `temperature`
         """
         first = temperature if strategy_temperature is None else strategy_temperature
+        trajectories, judgments = self._play(episodes, (first, temperature), costs, judge, on_progress)
+        for attempt in range(1 + self.config.rollout.env_retries):
+            broken = [i for i, t in enumerate(trajectories) if t.stop_reason in FAULTS]
+            self.errors += [trajectories[i].error or "" for i in broken]
+            if not broken or attempt == self.config.rollout.env_retries:
+                break
+            again = self.begin([episodes[i].request for i in broken])
+            for i, episode in zip(broken, again, strict=True):
+                episode.strategy, episode.reflection = episodes[i].strategy, episodes[i].reflection
+            played, judged = self._play(again, (first, temperature), costs, judge, lambda finished: None)
+            for i, trajectory, judgment in zip(broken, played, judged, strict=True):
+                trajectories[i], judgments[i] = trajectory, judgment
+        return trajectories, judgments
+
+    def _play(
+        self,
+        episodes: Sequence[Episode],
+        temperatures: tuple[float, float],
+        costs: RolloutCosts,
+        judge: Judge | None,
+        on_progress: Callable[[int], None],
+    ) -> tuple[list[Trajectory], list[Judgment]]:
         judgments: dict[int, Judgment] = {}
         finished = 0
         for portion in self._portions(episodes):
             parts = _split(portion, self.config.rollout.streams)
-            streams = [_Stream(self, part, (first, temperature), costs) for part in parts]
+            streams = [_Stream(self, part, temperatures, costs) for part in parts]
             while streams:
                 for stream in streams:
                     stream.turn()
@@ -97,6 +123,7 @@ class Rollout:
                         judgments[id(episode)] = judgment
                 now = finished + sum(not e.live for e in portion)
                 on_progress(now)
+                stopping.check()
             finished += len(portion)
         return [e.trajectory() for e in episodes], [judgments[id(e)] for e in episodes]
 

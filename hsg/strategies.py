@@ -8,13 +8,14 @@ is the strategy, and it pays the format penalty.  Candidates that are not kept n
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from hsg.chat import Conversation
 from hsg.config import Config
-from hsg.episode import reflected
+from hsg.episode import Episode, reflected
 from hsg.generation import Cost, Decoder, derive_seed, make_generator
 from hsg.prompts import Prompts, parse_strategy
 from hsg.rollout import Policy
@@ -85,6 +86,17 @@ def propose(
             )
         )
     return strategies
+
+
+def show_strategies(config: Config, texts: Sequence[str], episodes: Sequence[Episode]) -> None:
+    """Give each episode its strategy, texts (P*N) to episodes (P*N*M); `strategy.dropout` of them get none (RLAD).
+
+    Who gets none depends on the episode's key alone, so on neither ranks nor order.
+    """
+    for i, episode in enumerate(episodes):
+        draw = random.Random(derive_seed(*episode.request.key, "dropout")).random()
+        shown = draw >= config.strategy.dropout
+        episode.strategy = texts[i * len(texts) // len(episodes)] if shown else None
 
 
 def select(config: Config, strategies: Sequence[Strategy], embed: Embed, key: tuple[object, ...]) -> Candidates:

@@ -5,6 +5,7 @@
     eval.jsonl                              one object per evaluation
     trajectories/iteration_000000.jsonl     one object per line, "kind": candidates | strategy | trajectory
     checkpoints/iteration_000010/model      written by checkpoint.py
+    finished.json                           there once nothing is left to do
 
 The files are the truth.  wandb only mirrors them (offline by default, no key needed), and a failure there never stops a
 run.  Undefined numbers (NaN, infinity) are left out of metrics and written as null in records.
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,22 @@ from hsg.configfile import dump_config, to_dict
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Line breaks that JSON lets stand in a text, where readers that use `str.splitlines` would cut the object in two."""
 
+LOGS = ("metrics.jsonl", "eval.jsonl")
+FINISHED = "finished.json"
+
 
 class RunFolder:
-    """Writes one run. An existing folder is refused, so that no run ever overwrites another."""
+    """Writes one run. An existing folder is refused, so that no run ever overwrites another, unless it is resumed.
 
-    def __init__(self, config: Config, name: str) -> None:
+    `resume`: what `state_dict` was when the checkpoint was written that the run goes on from ({}: it begins anew). All
+    that was written later goes, so that the files come out as if nothing had happened.
+    """
+
+    def __init__(self, config: Config, name: str, *, resume: Mapping[str, Any] | None = None) -> None:
         self.config = config
         self.path = Path(config.run.dir) / name
         try:
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=resume is not None)
         except FileExistsError:
             raise ValueError(
                 f"run.name must be new in {config.run.dir}, got {name!r}, which exists; choose another name or delete it"
@@ -43,8 +52,12 @@ class RunFolder:
             raise ValueError(
                 f"run.dir must be a folder that can be written, got {str(self.path)!r}: {error.strerror}"
             ) from None
-        (self.path / "trajectories").mkdir()
-        dump_config(config, self.path / "config.yaml")
+        (self.path / "trajectories").mkdir(exist_ok=True)
+        dump_config(config, self.path / "config.tmp")
+        (self.path / "config.tmp").replace(self.path / "config.yaml")
+        resume = resume or {}
+        self._cut(resume)
+        self._logger_id: str = resume.get("logger_id") or f"{time.time_ns():x}"
         self._wandb = self._start_wandb(name)
 
     def _start_wandb(self, name: str) -> Any:
@@ -56,11 +69,40 @@ class RunFolder:
 
             return wandb.init(
                 project=self.config.log.project, name=name, dir=str(self.path), mode=self.config.log.wandb,
+                id=self._logger_id, resume="allow",
                 config=to_dict(self.config), settings=wandb.Settings(console="off", x_disable_stats=True),
             )  # fmt: skip
         except Exception as error:
             print(f"wandb is not used: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
             return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long the logs are (bytes, safe on the disk), how many iterations have records, the logger's run."""
+        sizes = {}
+        for path in (self.path / name for name in LOGS):
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                    sizes[path.name] = file.seek(0, os.SEEK_END)
+        return {"sizes": sizes, "num_iterations": len(self._records()), "logger_id": self._logger_id}
+
+    def _records(self) -> list[Path]:
+        return sorted((self.path / "trajectories").glob("iteration_*.jsonl"))
+
+    def _cut(self, state: Mapping[str, Any]) -> None:
+        """Forget what was written after `state_dict` returned `state`, and that the run was finished."""
+        for path in (self.path / name for name in LOGS):
+            if path.exists() and path.stat().st_size > (size := state.get("sizes", {}).get(path.name, 0)):
+                os.truncate(path, size)
+                if size == 0:
+                    path.unlink()
+        for path in self._records()[state.get("num_iterations", 0) :]:
+            path.unlink()
+        (self.path / FINISHED).unlink(missing_ok=True)
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Say that the run is over, with everything that was asked for after its iterations."""
+        (self.path / FINISHED).write_text(_to_json(record) + "\n", encoding="utf-8")
 
     def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
         """Append one iteration's numbers."""
@@ -84,6 +126,8 @@ class RunFolder:
         with temporary.open("w", encoding="utf-8") as file:
             for record in records:
                 file.write(_to_json(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:

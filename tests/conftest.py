@@ -38,7 +38,7 @@ def guesser(guesser_folder: Path) -> Any:
     """The same as a Policy in float64. Do not train it."""
     from dataclasses import replace
 
+    from hsg.build import make_policy
     from hsg.config import Config, ModelConfig
-    from hsg.trainer import make_policy
 
     return make_policy(replace(Config(), model=ModelConfig(dtype="float64")), str(guesser_folder), "cpu")

@@ -122,3 +122,45 @@ def farthest_points(vectors, num_selected, first):
         rest = [c for c in range(len(units)) if c not in selected]
         selected.append(min(rest, key=lambda c: (round(max(dot(units[c], units[s]) for s in selected), 9), c)))
     return selected
+
+
+def returns_to_go(rewards, gamma):
+    """One trajectory, from the definition: sum over j >= k of gamma^(j-k) r_j."""
+    return [sum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
+
+
+def gae(rewards, values, gamma, lam):
+    """One trajectory, from the definition: sum over j >= k of (gamma lam)^(j-k) delta_j, no recursion."""
+    after = [*values[1:], 0.0]
+    deltas = [rewards[k] + gamma * after[k] - values[k] for k in range(len(rewards))]
+    return [sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(deltas))) for k in range(len(deltas))]
+
+
+def leave_one_out(outcomes, valid):
+    """One group: the advantage of every outcome."""
+    members = [r for r, v in zip(outcomes, valid, strict=True) if v]
+    if len(members) < 2 or max(members) == min(members):
+        return [0.0] * len(outcomes)
+    return [
+        r - sum(o for j, o in enumerate(outcomes) if valid[j] and j != i) / (len(members) - 1) if valid[i] else 0.0
+        for i, r in enumerate(outcomes)
+    ]
+
+
+def state_advantages(returns, states, turn_mask, std="population", eps=1e-6):
+    """One group, [M][K]: every turn looks for its likes."""
+    cells = [(m, k) for m in range(len(returns)) for k in range(len(returns[m])) if turn_mask[m][k]]
+    advantages = [[0.0] * len(row) for row in returns]
+    for m, k in cells:
+        likes = [returns[i][j] for i, j in cells if states[i][j] == states[m][k]]
+        if len(likes) > 1 and max(likes) > min(likes):
+            advantages[m][k] = normalise(returns[m][k], *mean_and_std(likes, std), eps)
+    return advantages
+
+
+def whiten(values, eps):
+    """All values of a batch."""
+    if max(values) == min(values):
+        return [0.0] * len(values)
+    mean, deviation = mean_and_std(values, "population")
+    return [(v - mean) / (deviation + eps) for v in values]

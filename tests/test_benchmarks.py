@@ -15,7 +15,8 @@ from experiments.benchmarks.meter import Meter
 from experiments.benchmarks.scripted import ToolChat, scripted
 from hsg import episode, generation
 from hsg import trainer as hsg_trainer
-from hsg.packing import make_layout, packed_attention, packed_hidden
+from hsg.layout import make_layout
+from hsg.packing import packed_attention, packed_hidden
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"

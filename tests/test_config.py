@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hsg.algorithms import ALGORITHMS
+from hsg.algorithms import ALGORITHMS, USED_WHEN
 from hsg.config import Config
-from hsg.configfile import dump_config, load_config, make_config, to_dict
+from hsg.configfile import _all_keys, dump_config, load_config, make_config, to_dict, unused_options
 
 
 def error(path: Path | None = None, *overrides: str) -> str:
@@ -34,6 +34,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("reflection.p_bad", [-0.1, 1.1], [0, 1]), ("reflection.p_good", [-0.1, 1.1], [0, 1]),
     ("rollout.max_turns", [0], [1]), ("rollout.max_action_tokens", [0], [1]), ("rollout.env_threads", [0], [1]),
     ("rollout.streams", [0], [1]), ("rollout.max_cache_tokens", [0], [1]), ("rollout.window_turns", [-1], [0]),
+    ("rollout.env_retries", [-1], [0]), ("distributed.timeout_seconds", [0, -1, 1e300], [0.1]),
     ("rollout.env_timeout_seconds", [0, -1, 1e300], [0.1]), ("rollout.max_error_fraction", [-0.1, 1.1], [0, 1]),
     ("rollout.max_tokens", [0], [1, None]), ("rollout.max_parse_failures", [0], [1, None]),
     ("rollout.max_logprob_gap", [0, -1], [1e-6, None]),
@@ -41,6 +42,13 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("reward.format_penalty", [-1], [0, 1]), ("reward.invalid_action_penalty", [-1], [0]),
     ("reward.length_penalty_start", [-0.1, 1], [0, 0.99]), ("reward.scale", [0, -1], [10]),
     ("advantage.eps", [0, -1], [1e-12]),
+    ("advantage.gamma", [-0.1, 1.1], [0, 1]), ("advantage.entropy_bonus", [-1], [0]), ("advantage.entropy_cap", [-1], [0]),
+    ("strategy.dropout", [-0.1, 1], [0, 0.99]), ("rollout.turns_per_stage", [0], [1, None]),
+    ("rollout.iterations_per_stage", [0], [1]), ("rollout.max_refills", [-1], [0]),
+    ("gigpo.omega", [-1], [0]), ("critic.lam", [-0.1, 1.1], [0, 1]), ("critic.lr", [0], [1]),
+    ("critic.value_clip", [0], [0.1, None]), ("critic.epochs", [0], [1]), ("critic.max_grad_norm", [0], [1]),
+    ("rnd.weight", [-1], [0]), ("rnd.hidden_size", [0], [1]), ("rnd.output_size", [0], [1]), ("rnd.lr", [0], [1]),
+    ("rnd.epochs", [0], [1]), ("train.max_environment_turns", [0], [1, None]),
     ("loss.clip_low", [0, 1.1], [1]), ("loss.clip_high", [0], [5]), ("loss.strategy_weight", [-1], [0]),
     ("loss.action_weight", [-1], [0]), ("loss.kl_coef", [-1], [0]), ("loss.token_limit", [0], [1, None]),
     ("update.epochs", [0], [1]), ("update.microbatch_tokens", [0], [1]),
@@ -151,12 +159,35 @@ def test_flat_method_needs_no_candidates() -> None:
         ("warmstart.nano.marks=[a, [b]]", "warmstart.nano.marks[1] must be a text, got ['b']"),
         ("warmstart.nano.marks=[a, a]", "warmstart.nano.marks must be texts of at least one letter, each once, got"),
         ("warmstart.nano.marks=['']", "warmstart.nano.marks must be texts of at least one letter, each once, got ['']"),
-        ("algorithm=[grpo]", "algorithm must be one of strata, sge, grpo, got ['grpo']"),
-        ("algorithm=grbo", "algorithm must be one of strata, sge, grpo, got 'grbo'; did you mean 'grpo'?"),
+        ("algorithm=[grpo]", f"algorithm must be one of {', '.join(ALGORITHMS)}, got ['grpo']"),
+        ("algorithm=grbo", f"algorithm must be one of {', '.join(ALGORITHMS)}, got 'grbo'; did you mean 'grpo'?"),
+        ("advantage.estimator=gigbo", "advantage.estimator must be one of group, rloo, reinforce++, gigpo, gae, got 'gigbo'; did you mean 'gigpo'?"),
     ],
 )  # fmt: skip
 def test_wrong_type(override: str, message: str) -> None:
     assert error(None, override).startswith(message)
+
+
+def test_options_that_are_never_read_are_named() -> None:
+    """Set away from the bundle, and of no use to this method; an option of the bundle itself is never named."""
+    given = {"kappa": 0.3, "sigma": 2, "gigpo": {"omega": 2}, "judge": {"max_tokens": 5}}
+    assert unused_options(make_config({"algorithm": "grpo", **given})) == [
+        "sigma",
+        "kappa",
+        "judge.max_tokens",
+        "gigpo.omega",
+    ]
+    assert unused_options(make_config({"algorithm": "gigpo", **given})) == ["sigma", "kappa", "judge.max_tokens"]
+    assert unused_options(make_config({**given, "judge": {"enabled": True}})) == ["gigpo.omega"]
+    for algorithm in ALGORITHMS:
+        assert unused_options(make_config({"algorithm": algorithm})) == []
+
+
+def test_what_decides_whether_an_option_is_read_exists() -> None:
+    keys = set(_all_keys())
+    assert set(USED_WHEN) <= keys
+    for algorithm, bundle in ALGORITHMS.items():
+        assert set(bundle) <= keys, algorithm
 
 
 @pytest.mark.parametrize(

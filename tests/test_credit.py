@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fakes import make_strategy, make_trajectory
 
 from hsg.config import Config, RewardConfig
 from hsg.configfile import make_config
-from hsg.credit import Credit, assign_credit, format_penalty, length_penalty
+from hsg.credit import Credit, Signals, assign_credit, format_penalty, length_penalty
 from hsg.protocol import StopReason
 from hsg.types import Judgment, Strategy, Trajectory
 
@@ -190,3 +191,162 @@ def test_tasks_do_not_mix() -> None:
         assert both.strategy_advantages is not None
         assert alone.strategy_advantages is not None
         assert torch.equal(both.strategy_advantages[p], alone.strategy_advantages[0])
+
+
+# ------------------------------------------------------------------------------- rewards of turns, bonuses, tokens, ranks
+
+
+def with_rewards(trajectory: Trajectory, rewards: list[float], seen: list[str] | None = None) -> Trajectory:
+    turns = [
+        replace(turn, reward=reward, observation=turn.observation if seen is None else seen[k])
+        for k, (turn, reward) in enumerate(zip(trajectory.turns, rewards, strict=True))
+    ]
+    return replace(trajectory, turns=tuple(turns))
+
+
+def flat(algorithm: str = "grpo", **given: Any) -> Config:
+    return make_config({"algorithm": algorithm, "num_strategies": 1, "num_rollouts": 2, **given})
+
+
+@pytest.mark.parametrize(("turns", "expected"), [("outcome", [0.0, 0.0, 0.75]), ("dense", [0.25, 0.5, 0.0])])
+def test_rewards_of_turns_sum_to_the_outcome(turns: str, expected: list[float]) -> None:
+    """Gains 1 2 0 and an outcome of 0.75; a failed one has none; the record's own rewards stay."""
+    one = with_rewards(make_trajectory(0.75), [1.0, 2.0, 0.0])
+    got = credit(flat(reward={"turns": turns}), [[one, make_trajectory(None)]], flat=True)
+    assert got.turn_rewards[0, 0].tolist() == [pytest.approx(expected), [0.0] * 3]
+    assert [turn.reward for turn in one.turns] == [1.0, 2.0, 0.0]
+
+
+def test_penalties_stand_in_the_rewards_of_their_turns() -> None:
+    """Scale 10, invalid action -0.1, kappa 0.2; the return-to-go counts what is still to come."""
+    config = flat("reinforce++", reward={"scale": 10, "invalid_action_penalty": 0.1}, kappa=0.2)
+    one = make_trajectory(1.0, invalid=(1,))
+    got = credit(config, [[one, make_trajectory(0.0, (2,))]], {(0, 0): (0,)}, flat=True)
+    assert got.turn_rewards[0, 0, 0].tolist() == pytest.approx([-0.2, -0.1, 10.0])
+    assert got.turn_returns[0, 0, 0].tolist() == pytest.approx([9.7, 9.9, 10.0])
+    assert got.turn_returns[0, 0, 1].tolist() == pytest.approx([0.0, math.nan, math.nan], nan_ok=True)
+
+
+def test_gigpo_finds_equal_observations() -> None:
+    """Both begin at "hall"; "attic" is seen once, "cellar" twice in one trajectory. gamma 0.5, scale 1, no deviation.
+
+    returns to go 0.5 1 | 0 0 0        A_E +-0.5        hall: 0.5 and 0 -> +-0.25        cellar: both 0
+    """
+    config = flat("gigpo", reward={"scale": 1}, advantage={"gamma": 0.5, "std": "none"})
+    a = with_rewards(make_trajectory(1.0, (2, 2)), [0, 1], ["hall", "attic"])
+    b = with_rewards(make_trajectory(0.0, (2, 2, 2)), [0, 0, 0], ["hall", "cellar", "cellar"])
+    got = credit(config, [[a, b]], flat=True).turn_advantages[0, 0]
+    assert got.tolist() == [pytest.approx([0.75, 0.5, 0.0]), pytest.approx([-0.75, -0.5, -0.5])]
+
+
+def test_observations_of_other_tasks_do_not_count() -> None:
+    config = flat("gigpo", reward={"scale": 1}, advantage={"gamma": 0.5, "std": "none"})
+    one = [[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2, 2))]]
+    two = [[make_trajectory(0.0, (2, 2)), make_trajectory(0.0, (2,))]]
+    both = assign_credit(config, None, [one, two], [[[NOT_ASKED] * 2]] * 2)
+    assert torch.equal(
+        both.turn_advantages[0], assign_credit(config, None, [one], [[[NOT_ASKED] * 2]]).turn_advantages[0]
+    )
+    assert not both.turn_advantages[1].any()
+
+
+def test_bonus_is_for_trajectories_that_got_nothing() -> None:
+    """weight 0.5, bonuses 2 and 0 on the failure, 8 on the success, which does not get it. No deviation.
+
+    outcomes that the baseline sees: 1, and 0 + mean(1, 0) = 0.5; mean 0.75
+    """
+    config = flat("rnd", rnd={"weight": 0.5}, advantage={"std": "none"})
+    group = [make_trajectory(1.0, (2,)), make_trajectory(0.0, (2, 2))]
+    signals = Signals(bonuses=[torch.tensor([8.0]), torch.tensor([2.0, 0.0])])
+    got = assign_credit(config, None, [[group]], [[[NOT_ASKED] * 2]], signals)
+    assert got.turn_returns[0, 0].tolist() == [pytest.approx([1.0, math.nan], nan_ok=True), pytest.approx([1.0, 0.0])]
+    assert got.turn_advantages[0, 0].tolist() == [pytest.approx([0.25, 0.0]), pytest.approx([0.25, -0.75])]
+    assert got.outcomes[0, 0].tolist() == [1.0, 0.0]
+    dead = [make_trajectory(0.0, (2,)), make_trajectory(0.0, (2,))]
+    bonuses = Signals(bonuses=[torch.tensor([2.0]), torch.tensor([0.0])])
+    assert assign_credit(config, None, [[dead]], [[[NOT_ASKED] * 2]], bonuses).turn_advantages.any()
+
+
+def test_rnd_of_weight_zero_is_grpo() -> None:
+    group = [make_trajectory(1.0, (2,)), make_trajectory(0.0, (2, 2))]
+    signals = Signals(bonuses=[torch.tensor([8.0]), torch.tensor([2.0, 0.0])])
+    plain = assign_credit(flat(), None, [[group]], [[[NOT_ASKED] * 2]])
+    got = assign_credit(flat("rnd", rnd={"weight": 0.0}), None, [[group]], [[[NOT_ASKED] * 2]], signals)
+    assert torch.equal(got.turn_advantages, plain.turn_advantages)
+
+
+def test_ppo_reads_the_value_before_each_turn() -> None:
+    """Turns of 2 and 3 tokens: the values of tokens 0 and 2. lambda = gamma = 1, outcome 1: A = 1 - V, returns 1."""
+    config = flat("ppo", advantage={"whiten": False})
+    group = [make_trajectory(1.0, (2, 3)), make_trajectory(None, (2,))]
+    signals = Signals(values=[torch.tensor([0.25, 9, 0.5, 9, 9]).double(), torch.zeros(0)])
+    got = assign_credit(config, None, [[group]], [[[NOT_ASKED] * 2]], signals)
+    assert got.turn_advantages[0, 0].tolist() == [pytest.approx([0.75, 0.5]), [0.0, 0.0]]
+    assert got.turn_returns[0, 0, 0].tolist() == pytest.approx([1.0, 1.0])
+    assert got.token_advantages is None
+
+
+def test_tokens_have_advantages_of_their_own() -> None:
+    """The same with tokens for units: 1 - V each; a turn's number is the mean of its tokens'."""
+    config = flat("ppo", advantage={"whiten": False, "unit": "token"})
+    group = [make_trajectory(1.0, (2, 1)), make_trajectory(0.0, (1,))]
+    signals = Signals(values=[torch.tensor([0.25, 0.75, 0.5]), torch.tensor([0.25])])
+    got = assign_credit(config, None, [[group]], [[[NOT_ASKED] * 2]], signals)
+    assert got.token_advantages is not None
+    assert got.token_advantages[0, 0].tolist() == [pytest.approx([0.75, 0.25, 0.5]), pytest.approx([-0.25, 0.0, 0.0])]
+    assert got.turn_advantages[0, 0].tolist() == [pytest.approx([0.5, 0.5]), pytest.approx([-0.25, 0.0])]
+    assert got.turn_returns[0, 0].tolist() == [pytest.approx([1.0, 1.0]), pytest.approx([0.0, math.nan], nan_ok=True)]
+
+
+@pytest.mark.parametrize("unit", ["turn", "token"])
+@pytest.mark.parametrize("estimator", ["group", "rloo", "reinforce++", "gigpo"])
+def test_units_of_one_token_are_turns(estimator: str, unit: str) -> None:
+    group = [make_trajectory(1.0, (1, 1, 1)), make_trajectory(0.25, (1,))]
+    options = {"estimator": estimator, "whiten": True}
+    turns = credit(flat(advantage=options), [group], flat=True)
+    got = credit(flat(advantage={**options, "unit": unit}), [group], flat=True)
+    assert torch.equal(got.turn_advantages, turns.turn_advantages)
+    assert turns.turn_advantages.any()
+
+
+def test_whitening_is_over_all_ranks() -> None:
+    """A rank with the first task, one with the second and one with none come to what one rank with both has."""
+    config = flat("reinforce++")
+    tasks = [
+        [[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2,))]],
+        [[make_trajectory(0.5, (2,)), make_trajectory(0.0, (2,))]],
+    ]
+    judged = [[[NOT_ASKED] * 2]] * 2
+    both = assign_credit(config, None, tasks, judged)
+    said: list[Any] = []
+    for part in (tasks[:1], tasks[1:], []):
+        assign_credit(config, None, part, judged[: len(part)], gather=lambda mine: said.extend(mine) or mine)
+    alone = [
+        assign_credit(config, None, part, judged[: len(part)], gather=lambda _: said)
+        for part in (tasks[:1], tasks[1:], [])
+    ]
+    assert alone[0].turn_advantages[0, 0].tolist() == [pytest.approx(x) for x in both.turn_advantages[0, 0].tolist()]
+    assert alone[1].turn_advantages[0, 0, :, 0].tolist() == pytest.approx(both.turn_advantages[1, 0, :, 0].tolist())
+    assert alone[2].turn_advantages.shape == (0, 1, 2, 0)
+
+
+def test_rollout_that_was_not_shown_its_strategy_says_nothing_of_it() -> None:
+    group = [
+        replace(make_trajectory(1.0, (2,)), strategy=None),
+        make_trajectory(0.25, (2,)),
+        make_trajectory(0.5, (2,)),
+    ]
+    got = credit(
+        make_config({"algorithm": "rlad", "num_strategies": 2, "num_rollouts": 3}),
+        [group, [make_trajectory(0.0, (2,))] * 3],
+    )
+    assert got.strategy_returns is not None
+    assert got.strategy_returns.tolist() == [[0.375, 0.0]]
+    assert got.turn_advantages[0, 0, :, 0].tolist() == pytest.approx(normal([1.0, 0.25, 0.5]), abs=1e-7)
+
+
+def test_a_rank_without_a_task_has_empty_credit() -> None:
+    got = assign_credit(configure(), [], [], [])
+    assert got.turn_advantages.shape == (0, 2, 3, 0)
+    assert got.strategy_advantages is not None
+    assert got.strategy_advantages.shape == (0, 2)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fakes import GuessTaskSet
 from test_trainer import configure
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hsg.checkpoint
-from hsg.checkpoint import save_checkpoint
 from hsg.distributed import Distributed
-from hsg.evaluation import evaluate, evaluation_tasks, given_strategies, over_seeds, play_once
+from hsg.evaluation import evaluate, evaluation_tasks, given_strategies, play_once
 from hsg.rollout import Policy
 from hsg.types import Trajectory
 
@@ -98,79 +93,3 @@ def test_all_broken_is_a_record_without_means(guesser: Policy) -> None:
     record = evaluate(config, guesser, task_set, tasks, Distributed(), label="x")
     assert (record["num_tasks"], record["num_failed"]) == (8, 8)
     assert "score" not in record
-
-
-# ----------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def test_checkpoint_is_a_model_folder(guesser: Policy, tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, 10, guesser.model, guesser.tokenizer, {"seed": 3}, None)
-    assert folder == tmp_path / "checkpoints" / "iteration_000010"
-    assert json.loads((folder / "state.json").read_text()) == {"iteration": 10, "seed": 3}
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float64)
-    for a, b in zip(model.parameters(), guesser.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    ids = guesser.chat.prompt("Guess.")
-    assert AutoTokenizer.from_pretrained(folder / "model").decode(ids) == guesser.tokenizer.decode(ids)
-
-
-def test_newest_checkpoints_and_the_initial_one_are_kept(guesser: Policy, tmp_path: Path) -> None:
-    for iteration in (0, 2, 4, 6):
-        save_checkpoint(tmp_path, iteration, guesser.model, guesser.tokenizer, {}, 2)
-    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert names == ["iteration_000000", "iteration_000004", "iteration_000006"]
-
-
-def test_save_cut_half_way_leaves_the_older_one(
-    guesser: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B18: neither a half checkpoint under its name nor a lost older one, and the next save works."""
-    save_checkpoint(tmp_path, 2, guesser.model, guesser.tokenizer, {}, 1)
-    save = hsg.checkpoint.save_model
-
-    def cut(folder: Path, model: Any, tokenizer: Any) -> None:
-        save(folder, model, tokenizer)
-        (folder / "config.json").unlink()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(hsg.checkpoint, "save_model", cut)
-    with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(tmp_path, 4, guesser.model, guesser.tokenizer, {}, 1)
-    assert [p.name for p in (tmp_path / "checkpoints").glob("iteration_*")] == ["iteration_000002"]
-    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoints" / "iteration_000002" / "model")
-    monkeypatch.undo()
-    folder = save_checkpoint(tmp_path, 4, guesser.model, guesser.tokenizer, {}, 1)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["iteration_000004"]
-    assert (folder / "model" / "config.json").is_file()
-
-
-def test_over_seeds_by_hand() -> None:
-    """Success 0.5 and 1.0: mean 0.75, sample deviation sqrt(2 * 0.25**2) = 0.3536; a kind met by one seed has no spread."""
-
-    def record(success: float, kinds: dict[str, float]) -> dict[str, Any]:
-        measures = {"score": 0.2, "outcome": 0.2, "turns": 3.0}
-        by_kind = {kind: {"num_tasks": 2, "success": value, **measures} for kind, value in kinds.items()}
-        own = {"label": "l", "split": "dev", "num_tasks": 4, "num_failed": 1}
-        return own | {"success": success, "by_kind": by_kind, **measures}
-
-    broken = {"label": "l", "split": "dev", "num_tasks": 4, "num_failed": 4}
-    summary = over_seeds([record(0.5, {"a": 0.5, "b": 0.0}), record(1.0, {"a": 0.5}), broken])
-    assert summary["success"] == pytest.approx((0.75, 0.3535534))
-    assert summary["score"] == pytest.approx((0.2, 0.0))
-    assert summary["by_kind"]["a"]["success"] == (0.5, 0.0)
-    assert summary["by_kind"]["b"]["success"] == (0.0, None)
-    assert (summary["num_seeds"], summary["num_failed"], summary["by_kind"]["b"]["num_tasks"]) == (2, 6, 2)
-    with pytest.raises(ValueError, match="got 1 without"):
-        over_seeds([broken])
-
-
-def test_evaluate_command_gives_one_line_per_kind(guesser_folder: Path, capsys: Any) -> None:
-    from experiments.evaluate import evaluate_splits, print_summary
-
-    config = configure(evaluation={"num_tasks": 4, "batch_size": 4})
-    (summary,) = evaluate_splits(config, GuessTaskSet(), str(guesser_folder), ["dev"], [0, 1])
-    print_summary(summary)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0] == "dev: 2 seeds, 0 broken episodes"
-    assert [line.split()[0] for line in lines[2:]] == [*summary["by_kind"], "all"]
-    assert sum(row["num_tasks"] for row in summary["by_kind"].values()) == summary["num_tasks"] == 4

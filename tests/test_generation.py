@@ -17,12 +17,12 @@ from transformers import Qwen2ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hsg.batch import Row, collate
+from hsg.build import make_policy
 from hsg.chat import Conversation
 from hsg.config import Config
 from hsg.generation import Cost, Decoder, Sampled, derive_seed, make_generator, sample_tokens
 from hsg.markers import SegmentEnd
 from hsg.models import score
-from hsg.trainer import make_policy
 from hsg.types import ACTION
 
 KINDS = ("qwen2", "llama", "gpt2")
@@ -326,7 +326,7 @@ def test_nothing_is_printed(guesser_folder: Path) -> None:
         "import warnings; warnings.simplefilter('always', FutureWarning)\n"
         "import sys, torch\n"
         "from hsg.config import Config\n"
-        "from hsg.trainer import make_policy\n"
+        "from hsg.build import make_policy\n"
         "from hsg.generation import Decoder, make_generator\n"
         "from hsg.checkpoint import save_model\n"
         "from pathlib import Path\n"

@@ -13,14 +13,16 @@ import torch
 from tiny import batch_of, tiny_model
 from transformers import MistralConfig, MistralForCausalLM
 
+from hsg import layout as layouts
 from hsg import packing
 from hsg.batch import Row, collate, microbatches, num_unique_tokens
 from hsg.config import Config, LossConfig, UpdateConfig
 from hsg.distributed import Distributed
+from hsg.layout import make_layout
 from hsg.learner import Learner
 from hsg.losses import AGGREGATIONS
 from hsg.models import score
-from hsg.packing import check_packing, make_layout, packed_attention, packed_hidden
+from hsg.packing import check_packing, packed_attention, packed_hidden
 from hsg.types import ACTION, STRATEGY, Tokens
 
 
@@ -66,6 +68,57 @@ def test_layout_holds_each_token_at_its_place_and_every_pair_once(share):
             assert sorted(seen[path[-1]]) == sorted(path)
     if share:  # every rollout of one prompt asks it in one call
         assert len(layout.calls) < sum(len(row) > 0 for row in rows) * 2
+
+
+def test_long_stretches_look_back_in_steps(monkeypatch):
+    """The same pairs, each once, whatever the steps of the kernel are."""
+    monkeypatch.setattr(layouts, "STEP", 4)
+    test_layout_holds_each_token_at_its_place_and_every_pair_once(False)
+    layout = make_layout(torch.arange(11)[None], [11])
+    assert [call.queries for call in layout.calls if call.causal] == [(0, 3), (3, 7), (7, 11)]
+
+
+def read_mask(rows: list[list[int]]) -> torch.Tensor:
+    """Every fourth token, and the third of every row: shared ones and each row's own."""
+    ids = padded(rows)
+    columns = torch.arange(ids.shape[1])
+    real = columns[None] < torch.tensor(list(map(len, rows)))[:, None]
+    return real & ((columns % 4 == 1) | (columns == 2))[None]
+
+
+@pytest.mark.parametrize("step", [4, 192])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_tokens_that_nobody_reads_do_not_look_back_in_the_last_layer(kind, step, monkeypatch):
+    monkeypatch.setattr(layouts, "STEP", step)
+    model, rows = tiny_model(kind), ragged_rows()
+    read = read_mask(rows)
+    layout = make_layout(padded(rows), list(map(len, rows)), read=read)
+    assert layout.read is not None
+    assert len(layout.read) == len(set(layout.index[read].tolist()))
+    asked = sum((c.queries[1] - c.queries[0]) for c in layout.read_calls if c.causal)
+    assert asked == len(layout.read) < len(layout) / 2  # each once, and in the last layer nobody else
+    weights = torch.randn(int(read.sum()), 32, dtype=torch.float64)
+    results = []
+    for one in (replace(layout, read=None), layout):
+        model.zero_grad()
+        with packed_attention(model):
+            hidden = packed_hidden(model, one)
+            got = hidden[one.index[read]]
+            (got * weights).sum().backward()
+        results.append((hidden, got, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    (whole, expected, gradients), (part, got, mine) = results
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    tolerance = 1e-9 if kind == "gpt2" else 1e-4
+    for a, b in zip(mine, gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    unread = sorted(set(range(len(layout))) - set(layout.read.tolist()))
+    assert not torch.allclose(whole[unread], part[unread]), "the last layer must have left them out"
+
+
+def test_where_most_tokens_are_read_all_look_back():
+    layout = make_layout(torch.arange(8)[None], [8], read=torch.ones(1, 8, dtype=torch.bool))
+    assert layout.read is None
+    assert layout.read_calls == ()
 
 
 WAYS = [(kind, way) for kind in ("qwen2", "llama", "gpt2") for way in ("joined", "path", "varlen")]

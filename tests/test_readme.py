@@ -41,3 +41,39 @@ def test_options_that_are_named_exist(name):
     }
     assert named
     assert sorted(named - set(_all_keys())) == []
+
+
+def test_provenance_names_what_exists():
+    """Every test and every dotted option on the page is there, so that a renamed one is noticed."""
+    text = (ROOT / "docs" / "provenance.md").read_text(encoding="utf-8")
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    named = set(re.findall(r"\b(test_[a-z0-9_]+)\b(?!\.py|/)", text))
+    assert len(named) > 30
+    assert sorted(name for name in named if name not in tests) == []
+    options = set(re.findall(r"`((?:advantage|reward|rollout|loss|gigpo|critic|rnd|reinforce)\.[a-z_]+)[`:]", text))
+    assert len(options) > 10
+    assert sorted(options - set(_all_keys()) - {"loss.*", "rnd.*"}) == []
+
+
+def test_new_estimator_of_contributing_works(monkeypatch):
+    """The example is one function and one line, and comes to what it says."""
+    import torch
+
+    from hsg import algorithms, estimators
+    from hsg.configfile import make_config
+
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(@estimator.*?)```", text, re.DOTALL)
+    try:
+        exec(code, vars(estimators) | {"Any": object})
+        monkeypatch.setitem(algorithms.ALGORITHMS, "mine", {**algorithms.FLAT, "advantage.estimator": "centred"})
+        config = make_config({"algorithm": "mine"})
+        outcomes = torch.tensor([[1.0, 0.25, 0.0]], dtype=torch.float64)
+        mask = torch.ones(1, 3, 2, dtype=torch.bool)
+        returns = outcomes.unsqueeze(-1).expand(mask.shape)
+        turns = estimators.Turns(returns, returns, mask, mask.long(), outcomes, mask.any(-1))
+        got = estimators.ESTIMATORS[config.advantage.estimator](turns, config).advantages
+        plain = estimators.ESTIMATORS["group"](turns, make_config({"algorithm": "dr_grpo"})).advantages
+        torch.testing.assert_close(got, plain)
+    finally:
+        estimators.ESTIMATORS.pop("centred", None)

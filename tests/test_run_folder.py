@@ -22,7 +22,7 @@ from fakes import FakeEncoder, GuessTaskSet, fake_embed
 from test_trainer import configure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hsg.trainer
+import hsg.collector
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
 from hsg.trainer import Trainer
@@ -56,7 +56,7 @@ def folder(request: Any, guesser_folder: Path, tmp_path_factory: pytest.TempPath
     faults = FAULTS if request.param == "faults" else {}
     task_set = GuessTaskSet(prefix="../../\u00e4 b/..\\", faults=lambda n: faults.get(n))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hsg.trainer, "load_encoder", lambda *_: FakeEncoder())
+        patch.setattr(hsg.collector, "load_encoder", lambda *_: FakeEncoder())
         run = RunFolder(config, "run")
         trainer = Trainer(config, task_set, str(guesser_folder), Distributed(), run)
         trainer.train()

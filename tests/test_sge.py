@@ -161,7 +161,7 @@ def test_the_gradient_conditions_on_the_prompt_with_the_reflection(make: Make, t
 def test_buffers_hold_what_was_played_in_order(make: Make, tmp_path: Path) -> None:  # noqa: F811
     trainer = make(run_name="sge", run={"dir": str(tmp_path)}, **SGE)
     (_, records), *_ = run(trainer, 1)
-    state = trainer.reflection.state_dict()["buffers"]
+    state = trainer.collector.reflection.state_dict()["buffers"]
     for item in state:
         expected = [
             [turn["strategy"] for turn in r["turns"] if turn["strategy"]]
@@ -196,7 +196,7 @@ def test_strata_reflects_before_its_candidates(make: Make, tmp_path: Path) -> No
 def test_markers_of_another_environment(make: Make) -> None:  # noqa: F811
     """Headlines instead of tags: the nano model was never taught them, so all of a response is a strategy that never ends."""
     trainer = make(**{**SGE, "prompts": {"format": "coding"}})
-    assert trainer.rollout.prompts.markers == MARKERS["coding"]
-    assert "### Strategy" in trainer.rollout.prompts.first_action("x", None)
+    assert trainer.collector.rollout.prompts.markers == MARKERS["coding"]
+    assert "### Strategy" in trainer.collector.rollout.prompts.first_action("x", None)
     batch = collate(rows_of(trainer))
     assert batch.temperatures[batch.response_mask].min() > 1

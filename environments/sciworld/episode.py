@@ -86,6 +86,7 @@ class SciWorldTaskSet(TaskSet):
 
     name = "sciworld"
     splits = catalog.SPLITS
+    groups = catalog.GROUPS  # reporting group -> kinds of task, for tables
 
     def __init__(
         self, kinds: tuple[str, ...], simplifications: str, max_variations: int | None, pool: Pool, experts: ExpertStore

@@ -61,8 +61,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with scripted(lambda *key: said[int(key[2])][int(key[5])]):
         trainer = Trainer(config, ScriptedTasks(script), given.model, Distributed(), None)
         meter, played = Meter(trainer.model, given.profile), []
-        play = trainer.rollout.play
-        trainer.rollout.play = meter.of("rollout", lambda *a, **o: played.append(play(*a, **o)) or played[-1])  # type: ignore
+        play = trainer.collector.rollout.play
+        trainer.collector.rollout.play = meter.of("rollout", lambda *a, **o: played.append(play(*a, **o)) or played[-1])  # type: ignore
         trainer.learner.update = meter.of("train", trainer.learner.update)  # type: ignore
         prompt = w.prompt_ids(tokenizer)
         for k in range(given.steps):

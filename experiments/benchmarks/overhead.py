@@ -32,7 +32,7 @@ from experiments.benchmarks.compare import ROOT
 from experiments.benchmarks.meter import Meter
 from experiments.benchmarks.ours import OPTIONS
 from experiments.benchmarks.scripted import ScriptedTasks, scripted
-from hsg import trainer as hsg_trainer
+from hsg import build, collector
 from hsg.configfile import make_config
 from hsg.distributed import Distributed
 from hsg.models import load_policy
@@ -66,17 +66,17 @@ def measure(turns: int, reps: int, size: str) -> dict[str, list[dict[str, float]
     spent: dict[str, list[dict[str, float]]] = {"grpo": [], "strata": []}
     with ExitStack() as stack:
         stack.enter_context(scripted(responses))
-        stack.enter_context(patch.object(hsg_trainer, "load_policy", policy))
+        stack.enter_context(patch.object(build, "load_policy", policy))
         runs = {}
         for algorithm in spent:
             trainer = _trainer(algorithm, script, spec)
             runs[algorithm] = trainer, (meter := Meter(trainer.model))
-            trainer.rollout.play = meter.of("play", trainer.rollout.play)  # type: ignore[method-assign]
+            trainer.collector.rollout.play = meter.of("play", trainer.collector.rollout.play)  # type: ignore[method-assign]
             trainer.learner.update = meter.of("update", trainer.learner.update)  # type: ignore[method-assign]
-            if trainer.judge is not None:
-                trainer.judge.judge = meter.of("judgment", trainer.judge.judge)  # type: ignore[method-assign]
-                stack.enter_context(patch.object(hsg_trainer, "propose", meter.of("strategies", hsg_trainer.propose)))
-                stack.enter_context(patch.object(hsg_trainer, "select", meter.of("selection", hsg_trainer.select)))
+            if trainer.collector.judge is not None:
+                trainer.collector.judge.judge = meter.of("judgment", trainer.collector.judge.judge)  # type: ignore[method-assign]
+                stack.enter_context(patch.object(collector, "propose", meter.of("strategies", collector.propose)))
+                stack.enter_context(patch.object(collector, "select", meter.of("selection", collector.select)))
         for k in range(reps + 1):
             for algorithm, (trainer, meter) in list(runs.items())[:: -1 if k % 2 else 1]:
                 meter.spent.clear()

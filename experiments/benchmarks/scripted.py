@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from experiments.benchmarks import workload as w
-from hsg import episode, generation, judge, strategies, trainer
+from hsg import build, episode, generation, judge, strategies
 from hsg.chat import ChatFormat
 from hsg.protocol import Environment, StepResult, Task, TaskSet
 
@@ -89,7 +89,7 @@ def scripted(responses: Callable[..., list[list[int]]]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(generation, "sample_tokens", sample_tokens))
-        stack.enter_context(patch.object(trainer, "ChatFormat", ToolChat))
+        stack.enter_context(patch.object(build, "ChatFormat", ToolChat))
         for module in (episode, judge, strategies):
             stack.enter_context(patch.object(module, "make_generator", make_generator))
         yield

@@ -1,0 +1,151 @@
+"""Many samples of fixed tasks: kept line by line, so that a stopped evaluation goes on, and summed up from the lines.
+
+    first line      {"settings": ...}                       what was asked; other settings are refused
+    every other     {"task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason"}
+
+Deliberately absent: anything that plays.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsg.intervals import paired_test, wilson_interval
+from hsg.pass_at_k import pass_at_k
+from hsg.types import Trajectory
+
+Row = dict[str, Any]
+
+
+def row_of(trajectory: Trajectory, sample: int) -> Row:
+    """What is kept of one episode; `outcome` None where the environment broke."""
+    return {
+        "task_id": trajectory.task.id, "kind": trajectory.task.kind, "sample": sample,
+        "outcome": trajectory.outcome if trajectory.valid else None, "score": trajectory.score,
+        "success": trajectory.success, "turns": len(trajectory.turns), "stop_reason": trajectory.stop_reason.value,
+    }  # fmt: skip
+
+
+class SampleFile:
+    """The lines of one evaluation. Opening it reads what is there; half a last line is dropped.
+
+    ValueError where the file belongs to other settings, or is no such file.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        head = json.dumps({"settings": settings}, sort_keys=True)
+        if path.is_file() and path.stat().st_size:
+            first, *rest = path.read_text(encoding="utf-8").split("\n")
+            if first != head:
+                raise ValueError(
+                    f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file"
+                )
+            for line in rest[:-1]:  # what stands behind the last line end is half a line, or nothing
+                self.rows.append(json.loads(line))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text("".join(line + "\n" for line in (head, *map(json.dumps, self.rows))), encoding="utf-8")
+        draft.replace(path)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows; they are on disk when this returns."""
+        self.rows += rows
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    @property
+    def done(self) -> set[tuple[str, int]]:
+        """(task, sample) pairs that need not be played again; broken ones are."""
+        return {(row["task_id"], row["sample"]) for row in self.rows if row["outcome"] is not None}
+
+
+def summarise(
+    rows: Sequence[Row], ks: Sequence[int], groups: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Success, score, turns and pass@k over tasks: overall, by kind of task and by group of kinds.
+
+    groups  name -> kinds. A task counts as often as any other, however many of its samples broke; a task all of whose
+            samples broke is left out. A broken sample that was played again counts once.
+    """
+    latest = {(row["task_id"], row["sample"]): row for row in rows}
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for row in latest.values():
+        by_task[row["task_id"]].append(row)
+    tasks = [_task(task_id, samples) for task_id, samples in by_task.items()]
+    whole = [task for task in tasks if task["num_samples"]]
+    kinds = sorted({task["kind"] for task in whole})
+    named = {name: [task for task in whole if task["kind"] in members] for name, members in (groups or {}).items()}
+    counted = [row for row in latest.values() if row["outcome"] is not None]
+    return {
+        **_measures(whole, ks),
+        "num_failed": len(latest) - len(counted),
+        "success_spread": _spread(counted),
+        "by_kind": {kind: _measures([task for task in whole if task["kind"] == kind], ks) for kind in kinds},
+        "by_group": {name: _measures(members, ks) for name, members in named.items() if members},
+        "tasks": tasks,
+    }
+
+
+def _task(task_id: str, samples: Sequence[Row]) -> dict[str, Any]:
+    counted = [row for row in samples if row["outcome"] is not None]
+    task = {"task_id": task_id, "kind": samples[0]["kind"], "num_samples": len(counted)}
+    task["num_solved"] = sum(row["success"] for row in counted)
+    for name in ("success", "score", "turns"):
+        task[name] = statistics.fmean(row[name] for row in counted) if counted else None
+    return task
+
+
+def _measures(tasks: Sequence[dict[str, Any]], ks: Sequence[int]) -> dict[str, Any]:
+    measures: dict[str, Any] = {"num_tasks": len(tasks)}
+    if not tasks:
+        return measures
+    for name in ("success", "score", "turns"):
+        measures[name] = statistics.fmean(task[name] for task in tasks)
+    # Samples of one task are not independent of each other, so that the number of tasks is what counts.
+    measures["success_interval"] = list(wilson_interval(measures["success"], len(tasks)))
+    for k in ks:
+        enough = [pass_at_k(t["num_samples"], t["num_solved"], k) for t in tasks if t["num_samples"] >= k]
+        if enough:
+            measures.setdefault("pass_at_k", {})[str(k)] = statistics.fmean(enough)
+    return measures
+
+
+def _spread(rows: Sequence[Row]) -> float | None:
+    """Sample standard deviation of the samples' mean success: how far one evaluation lies from the next."""
+    rounds: dict[int, list[bool]] = defaultdict(list)
+    for row in rows:
+        rounds[row["sample"]].append(row["success"])
+    return statistics.stdev(map(statistics.fmean, rounds.values())) if len(rounds) > 1 else None
+
+
+def unsolved(summary: Mapping[str, Any]) -> list[str]:
+    """Ids of the tasks that no sample solved; a task whose samples all broke is not among them."""
+    return [task["task_id"] for task in summary["tasks"] if task["num_samples"] and not task["num_solved"]]
+
+
+def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Paired comparison of two summaries on the tasks that both have: mean differences (one - other) and p-values.
+
+    ValueError where they share no task.
+    """
+    theirs = {task["task_id"]: task for task in other["tasks"] if task["num_samples"]}
+    pairs = [
+        (task, theirs[task["task_id"]]) for task in one["tasks"] if task["num_samples"] and task["task_id"] in theirs
+    ]
+    if not pairs:
+        raise ValueError("--compare must have played tasks of this split, got none; evaluate it on the same split")
+    result: dict[str, Any] = {"num_tasks": len(pairs)}
+    for name in ("success", "score"):
+        differences = [a[name] - b[name] for a, b in pairs]
+        result[name] = {
+            "difference": statistics.fmean(differences), "p_value": paired_test(differences),
+            "better": sum(d > 0 for d in differences), "worse": sum(d < 0 for d in differences),
+        }  # fmt: skip
+    return result

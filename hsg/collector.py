@@ -1,0 +1,257 @@
+"""Everything of an iteration before its update: tasks in, rows out.
+
+    tasks        next P tasks                                  -> list[Task]
+    episodes     begun at once, N x M of each task             environments start while strategies are drawn
+    strategies   propose, select                               -> candidates (P, C), kept (P, N)
+    trajectories rollout and judgment                          -> records (P, N, M)
+    log-probs    those of the old policy settled               -> the same records
+    credit       returns and advantages of both levels         -> tensors (P, N), (P, N, M, K)
+    rows         flattened once                                -> list[Row]
+
+A flat method is the same with N = 1 group of all rollouts and no strategies.  Deliberately absent: weights that change,
+any mention of an algorithm's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hsg import metrics as mx
+from hsg.batch import Row, build_rows
+from hsg.build import make_frozen, make_judge, training_tasks
+from hsg.companions import Companions
+from hsg.config import Config
+from hsg.console import Console
+from hsg.credit import assign_credit
+from hsg.curriculum import iteration_tasks, make_requests, spare_tasks
+from hsg.distributed import Distributed
+from hsg.episode import Episode, first_observation
+from hsg.faults import check_faults, fault_metrics
+from hsg.judge import Judge
+from hsg.models import load_encoder
+from hsg.protocol import Task, TaskSet
+from hsg.records import iteration_records
+from hsg.refill import Dropped, Played, nest, refill
+from hsg.reflection import Draw, ReflectionBuffers, attempt_of
+from hsg.rollout import Policy, Rollout, RolloutCosts
+from hsg.speed import Clock
+from hsg.strategies import propose, select, show_strategies
+from hsg.types import Candidates, Tokens, Trajectory
+from hsg.underway import Collected
+
+
+class Collector:
+    """Plays iterations with one policy. What it remembers from one to the next is in `reflection` and `companions`.
+
+    settle     rows as sampled -> the same with the log-probs that ratios start from (`Learner.settle_logprobs`)
+    reference  the policy before the first update, where something needs it
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task_set: TaskSet,
+        policy: Policy,
+        distributed: Distributed,
+        console: Console,
+        settle: Callable[[list[Tokens]], list[Tokens]],
+        *,
+        model_path: str,
+        reference: Policy | None,
+    ) -> None:
+        self.config, self.policy, self.distributed, self.console = config, policy, distributed, console
+        self.model, self._settle = policy.model, settle
+        self.tasks = training_tasks(config, task_set)
+        whole = config.strategy.per == "episode"
+        self.embed = load_encoder(config.model.encoder, distributed.device).embed if whole else None
+        self.rollout = Rollout(config, policy, task_set)
+        self.judge = self._make_judge(reference) if config.judge.enabled else None
+        self.reflection = ReflectionBuffers(config.reflection)
+        self.companions = Companions(config, self.model, model_path, distributed)
+        self._begun: dict[int, list[Episode]] = {}  # iteration -> episodes whose environments are starting
+
+    def _make_judge(self, reference: Policy | None) -> Judge:
+        config = self.config
+        judged_by = self.policy
+        if config.judge.model == "reference":
+            assert reference is not None
+            judged_by = reference
+        elif config.judge.model != "self":
+            judged_by = make_frozen(config, config.judge.model, self.distributed)
+        return make_judge(config, self.rollout, judged_by)
+
+    def collect(self, iteration: int, clock: Clock) -> tuple[list[Row], Collected]:
+        """Everything before the update: this rank's rows, and what the log wants to know of them."""
+        config = self.config
+        num_strategies, num_rollouts = config.group_shape
+        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
+        costs = RolloutCosts()
+
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
+            groups = self._play(iteration, mine, episodes, costs, clock)
+            groups, dropped = self._refill(iteration, groups, costs, clock)
+        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
+        check_faults(config, self.distributed, played)
+        with clock("old_logprobs"):
+            candidates, played = self._settle_logprobs(candidates, played)
+        self._remember(played)
+        trajectories = nest(played, num_strategies, num_rollouts)  # (P, N, M)
+        judgments = nest(judged, num_strategies, num_rollouts)  # (P, N, M)
+
+        with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
+            signals = self.companions.read(played)
+        strategies = None if candidates is None else [c.kept for c in candidates]
+        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
+        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
+        if self.reflection.enabled:
+            sums |= mx.reflection_metrics(groups.draws, trajectories)
+        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+        sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
+        self.rollout.errors = []
+        with clock("companions"):
+            sums |= self.companions.learn(played, credit, iteration)
+        records = []
+        if mine:
+            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
+        return build_rows(strategies, trajectories, credit), Collected(sums, records, costs)
+
+    def begin(self, iteration: int) -> None:
+        """Start the environments of a coming iteration: they need no policy for it, and nobody waits for them yet."""
+        self._begun[iteration] = self._begin(
+            iteration, self.distributed.share(list(enumerate(self.next_tasks(iteration))))
+        )
+
+    def own_costs(self, costs: RolloutCosts) -> list[Any]:
+        """The costs of what the trained model itself forwarded: another judge's work is not its own."""
+        own = self.judge is not None and self.judge.model is self.model
+        return [costs.strategy, costs.rollout, *([costs.judge] if own else [])]
+
+    def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
+        """Start the N*M environments of each place's task; nobody waits for them yet."""
+        requests = make_requests(self.config, iteration, places)
+        return self.rollout.begin(requests, self.config.rollout.turn_cap(iteration))
+
+    def _play(
+        self,
+        iteration: int,
+        places: list[tuple[int, Task]],
+        episodes: list[Episode],
+        costs: RolloutCosts,
+        clock: Clock,
+    ) -> Played:
+        """Strategies for the tasks, then their episodes to their ends."""
+        config = self.config
+        tasks = [task for _, task in places]
+        candidates: list[Candidates] | None = None
+        draws = self._reflect(iteration, tasks, episodes)
+        if self.embed is not None:
+            candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
+            show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
+        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
+            played, judged = self.rollout.play(
+                episodes,
+                temperature=config.temperature.action,
+                strategy_temperature=config.temperature.strategy,
+                costs=costs,
+                judge=self.judge,
+                on_progress=lambda finished: bar.update(finished - bar.n),
+            )
+        return Played(places, candidates, played, judged, draws)
+
+    def _refill(self, iteration: int, played: Played, costs: RolloutCosts, clock: Clock) -> tuple[Played, Dropped]:
+        """Dead groups replaced, where `rollout.max_refills` allows it."""
+
+        def play(places: list[tuple[int, Task]]) -> Played:
+            return self._play(iteration, places, self._begin(iteration, places), costs, clock)
+
+        spare = spare_tasks(self.config, self.tasks, iteration)
+        return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
+
+    def next_tasks(self, iteration: int) -> list[Task]:
+        """The P tasks of an iteration."""
+        return iteration_tasks(self.config, self.tasks, iteration)
+
+    def _draw_strategies(
+        self,
+        iteration: int,
+        tasks: Sequence[Task],
+        episodes: Sequence[Episode],
+        draws: Sequence[Draw],
+        costs: RolloutCosts,
+        clock: Clock,
+    ) -> list[Candidates]:
+        config = self.config
+        if not tasks:
+            return []
+        assert self.embed is not None
+        per_task = len(episodes) // len(tasks)
+        observations = []
+        with clock("environment_start"):
+            for p in range(len(tasks)):
+                group = episodes[p * per_task : (p + 1) * per_task]
+                observations.append(first_observation(group))
+        keys: list[tuple[object, ...]] = [("rollout", config.seed, iteration, task.id) for task in tasks]
+        with clock("strategies"):
+            drawn = propose(
+                config,
+                self.policy,
+                self.rollout.prompts,
+                observations,
+                keys,
+                num_candidates=config.num_candidates,
+                temperature=config.temperature.strategy,
+                cost=costs.strategy,
+                reflections=[draw.shown for draw in draws] if draws else None,
+            )  # (P, C)
+        with clock("selection"):
+            return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+
+    def _reflect(self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[Draw]:
+        """Which earlier attempts are shown: one draw per task before its strategies, else one per rollout, (P,) or (P*G,)."""
+        if not self.reflection.enabled:
+            return []
+        if self.embed is not None:
+            seed = self.config.seed
+            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for task in tasks]
+        draws = [self.reflection.draw(e.request.task.id, e.request.key) for e in episodes]
+        for episode, draw in zip(episodes, draws, strict=True):
+            episode.reflection = draw.shown
+        return draws
+
+    def _remember(self, played: Sequence[Trajectory]) -> None:
+        """Put what was played into the buffers of every rank, in the order of tasks and rollouts."""
+        if not self.reflection.enabled:
+            return
+        mine = [(t.task.id, attempt, t.success) for t in played if (attempt := attempt_of(t)) is not None]
+        for task_id, attempt, success in self.distributed.gather(mine):
+            self.reflection.add(task_id, [(attempt, success)])
+
+    def _settle_logprobs(
+        self, candidates: list[Candidates] | None, played: Sequence[Trajectory]
+    ) -> tuple[list[Candidates] | None, list[Trajectory]]:
+        """The same records with the log-probs that ratios start from (see `Learner.settle_logprobs`)."""
+        tokens = [row for t in played if t.valid for row in t.rows]
+        tokens += [s.tokens for c in candidates or () for s in c.kept]
+        new = dict(zip(map(id, tokens), self._settle(tokens), strict=True))
+        played = [replace(t, rows=tuple(new.get(id(row), row) for row in t.rows)) for t in played]
+        if candidates is not None:
+            candidates = [
+                replace(c, strategies=tuple(replace(s, tokens=new.get(id(s.tokens), s.tokens)) for s in c.strategies))
+                for c in candidates
+            ]
+        return candidates, played
+
+    def abandon(self) -> None:
+        """Close the environments that were begun for an iteration that never came."""
+        for episode in (e for episodes in self._begun.values() for e in episodes):
+            episode.abandon()
+        self._begun.clear()
+
+    def close(self) -> None:
+        """Let the environments go."""
+        self.abandon()
+        self.rollout.close()

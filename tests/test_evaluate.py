@@ -1,0 +1,206 @@
+"""hsg evaluate: samples kept and gone on with, summed up by hand, compared in pairs; one line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import GuessTaskSet
+from test_trainer import configure
+
+import environments
+from experiments import evaluate
+from experiments.evaluate import evaluate_split, find_model, main, settings_of
+from experiments.samples import SampleFile, compare, summarise, unsolved
+from hsg.configfile import dump_config
+from hsg.distributed import Distributed
+from hsg.evaluation import evaluation_tasks
+from hsg.rollout import Policy
+
+
+def row(
+    task: str, sample: int, success: bool | None, kind: str = "a", score: float = 0.5, turns: int = 2
+) -> dict[str, Any]:
+    return {"task_id": task, "kind": kind, "sample": sample, "outcome": None if success is None else float(success), "score": score,
+            "success": bool(success), "turns": turns, "stop_reason": "env_error" if success is None else "done"}  # fmt: skip
+
+
+ROWS = [
+    row("t1", 0, True), row("t1", 1, False), row("t2", 0, False), row("t2", 1, False), row("t3", 0, True, "b"), row("t3", 1, None, "b"),
+    row("t4", 0, None, "b"), row("t4", 1, None, "b"),
+]  # fmt: skip
+
+
+def test_summary_by_hand() -> None:
+    """Tasks 1/2, 0/2 and 1/1 (one sample broke); the fourth has no whole sample. Samples: 2/3 and 0/2."""
+    summary = summarise(ROWS, [1, 2], {"both": ("a", "b"), "none": ("c",)})
+    assert summary["success"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert summary["pass_at_k"] == {
+        "1": pytest.approx(0.5),
+        "2": pytest.approx(0.5),
+    }  # at k = 2: 1 and 0, t3 has one sample
+    assert (summary["num_tasks"], summary["num_failed"]) == (3, 3)
+    assert summary["success_spread"] == pytest.approx(abs(2 / 3 - 0) / 2**0.5)
+    assert summary["by_kind"]["a"]["success"] == 0.25
+    assert summary["by_kind"]["b"]["num_tasks"] == 1
+    assert list(summary["by_group"]) == ["both"]
+    assert unsolved(summary) == ["t2"]
+    low, high = summary["success_interval"]
+    assert low < 0.5 < high
+
+
+def test_a_broken_sample_played_again_counts_once() -> None:
+    summary = summarise([row("t1", 0, None), row("t1", 0, True)], [1])
+    assert (summary["num_failed"], summary["success"]) == (0, 1.0)
+
+
+def test_nothing_whole_is_no_number() -> None:
+    summary = summarise([row("t1", 0, None)], [1])
+    assert summary["num_tasks"] == 0
+    assert "success" not in summary
+
+
+def test_comparison_by_hand() -> None:
+    def summary(*successes: float) -> dict[str, Any]:
+        return {
+            "tasks": [
+                {"task_id": f"t{i}", "num_samples": 2, "success": s, "score": 0.0} for i, s in enumerate(successes)
+            ]
+        }
+
+    found = compare(summary(1.0, 1.0, 0.5, 0.0), summary(0.0, 0.0, 0.5))
+    assert found["num_tasks"] == 3  # the fourth was played by one alone
+    assert found["success"] == {"difference": pytest.approx(2 / 3), "p_value": 0.5, "better": 2, "worse": 0}
+    assert found["score"]["p_value"] == 1.0
+    with pytest.raises(ValueError, match="must have played tasks"):
+        compare(summary(1.0), {"tasks": []})
+
+
+def test_sample_file_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, {"split": "dev"}).add(ROWS)
+    with path.open("a") as file:
+        file.write('{"task_id": "t9", "sam')  # killed in the middle of a line
+    again = SampleFile(path, {"split": "dev"})
+    assert again.rows == ROWS
+    assert again.done == {("t1", 0), ("t1", 1), ("t2", 0), ("t2", 1), ("t3", 0)}
+    assert path.read_text().count("\n") == 1 + len(ROWS)
+    with pytest.raises(ValueError, match="same settings"):
+        SampleFile(path, {"split": "test"})
+    assert len(SampleFile(path, {"split": "dev"}).rows) == len(ROWS)
+
+
+def test_a_stopped_evaluation_ends_like_an_unbroken_one(
+    guesser: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(evaluation={"num_tasks": 4, "batch_size": 2, "temperature": 1.0})
+    task_set = GuessTaskSet()
+    tasks = evaluation_tasks(config, task_set)
+    given = (config, guesser, task_set, tasks, Distributed(), 2)
+    whole = evaluate_split(*given)
+    assert [(r["task_id"], r["sample"]) for r in whole] == [(t.id, s) for s in range(2) for t in tasks]
+
+    calls = []
+    play = evaluate.play_once
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        calls.append([task.id for task in arguments[3]])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return play(*arguments, **options)
+
+    monkeypatch.setattr(evaluate, "play_once", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_split(*given, file=SampleFile(tmp_path / "s.jsonl", {}))
+    assert len(SampleFile(tmp_path / "s.jsonl", {}).rows) == 4
+    rest = evaluate_split(*given, file=SampleFile(tmp_path / "s.jsonl", {}))
+    assert rest == whole
+    assert calls[3:] == [[t.id for t in tasks[:2]], [t.id for t in tasks[2:]]]  # sample 0 was not played again
+    assert evaluate_split(*given, file=SampleFile(tmp_path / "s.jsonl", {})) == whole
+    assert len(calls) == 5
+
+
+def test_settings_tell_evaluations_apart() -> None:
+    one = settings_of(configure(), "m", "dev", "own")
+    for other in (settings_of(configure(evaluation={"temperature": 0.5}), "m", "dev", "own"), settings_of(configure(), "n", "dev", "own"),
+                  settings_of(configure(), "m", "test", "own"), settings_of(configure(), "m", "dev", "blank"),
+                  settings_of(configure(seed=9), "m", "dev", "own")):  # fmt: skip
+        assert other != one
+    assert settings_of(configure(train={"iterations": 9}, log={"quiet": False}), "m", "dev", "own") == one
+
+
+def test_model_of_a_run_is_its_newest_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    for n in (0, 10, 9):
+        (run / "checkpoints" / f"iteration_{n:06d}" / "model").mkdir(parents=True)
+        (run / "checkpoints" / f"iteration_{n:06d}" / "model" / "config.json").write_text("{}")
+    (run / "config.yaml").write_text("{}")
+    newest = run / "checkpoints" / "iteration_000010"
+    assert find_model(str(run)) == (str(newest / "model"), run / "config.yaml")
+    assert find_model(str(run / "checkpoints" / "iteration_000009"))[0].endswith("iteration_000009/model")
+    assert find_model(str(newest / "model")) == (str(newest / "model"), None)
+    assert find_model("some/hub-id") == ("some/hub-id", None)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.yaml").write_text("{}")
+    with pytest.raises(ValueError, match="without one; train it on"):
+        find_model(str(tmp_path / "empty"))
+
+
+@pytest.fixture
+def run_folder(guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run in the guessing game, which `environments` then knows."""
+    monkeypatch.setattr(environments, "make", lambda name, **options: GuessTaskSet())
+    folder = tmp_path / "runs" / "r"
+    (folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
+    (folder / "checkpoints" / "iteration_000003" / "model").symlink_to(guesser_folder)
+    config = configure(evaluation={"num_tasks": 4, "batch_size": 4, "temperature": 1.0})
+    dump_config(config, folder / "config.yaml")
+    return folder
+
+
+def test_command_prints_tables_and_writes_json(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(run_folder), "--num-samples", "2", "--k", "1,2", "--save-unsolved", str(tmp_path / "hard.txt")]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "dev: 2 samples of each task, 0 broken episodes" in shown
+    assert "pass@1" in shown
+    (written,) = (run_folder / "evaluations").glob("*.json")
+    summary = json.loads(written.read_text())
+    assert summary["num_tasks"] == 4
+    listed = (tmp_path / "hard.txt").read_text().splitlines()  # as `tasks.file` reads it: a comment, then ids
+    assert listed[0].startswith("# not solved in 2 samples by ")
+    assert listed[1:] == unsolved(summary)
+    # The same model against itself and against the result of the same samples: nothing differs.
+    for other in (str(run_folder), str(written)):
+        assert main([*asked[:5], "--compare", other]) == 0
+        assert "+0.0 points, p = 1 (" in capsys.readouterr().out
+    assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "MODEL_OR_RUN must be given"),
+        (["m", "--model", "n"], "MODEL must be given once"),
+        (["m", "--num-samples", "0"], "--num-samples must be >= 1, got 0"),
+        (["m", "--k", "1,x"], "--k must be whole numbers with commas, got '1,x'"),
+        (["m", "--k", "4"], "--k must be in 1..3 (--num-samples), got 4"),
+        (["m", "--num-tasks", "some"], "--num-tasks must be a whole number or all, got 'some'"),
+        (["nano", "--env", "toy"], "MODEL must name a trained model"),
+        (["no/such/model", "--env", "toy"], "must be"),
+        (["m", "--env", "moon"], "environment.name must be one of"),
+        (["m", "--split", "nowhere"], "nowhere"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

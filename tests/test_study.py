@@ -1,0 +1,202 @@
+"""Studies: cells that are equal run once, a finished cell is kept, a broken one is named, the table by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import study as studies
+from experiments.study import learning_curve, main, result_path, run_study
+from experiments.study_file import Cell, Study, make_cells, read_study
+from experiments.study_table import hard_tasks, look_up, mean_and_spread, mean_curve, write_results
+from experiments.warmstart import _settings_that_matter
+from hsg.algorithms import ALGORITHMS
+from hsg.configfile import load_config
+
+STUDIES = Path(studies.__file__).parent / "studies"
+STUDY = Study(
+    "s", "A study", "toy_sge.yaml",
+    {"base": {"train.iterations": 0}, "A": {}, "same as A": {"kappa": 0.1}, "B": {"temperature.strategy": 0.7, "samples": 4}},
+    columns={"pass@1": "measures.pass_at_k.0", "pass@2": "measures.pass_at_k.1"}, hard="base", paper={"A": "9.9"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_study_file_can_be_planned(path: Path) -> None:
+    study = read_study(path)
+    cells = make_cells(study, [0, 1])
+    assert {cell.name for cell in cells} == set(study.cells)
+    assert study.hard is None or study.hard in study.cells
+    assert set(study.paper) <= set(study.cells)
+
+
+def test_equal_cells_share_a_key_and_what_is_not_trained_stands_once() -> None:
+    cells = make_cells(STUDY, [0, 1, 2])
+    by_name: dict[str, list[Cell]] = {name: [c for c in cells if c.name == name] for name in STUDY.cells}
+    assert [len(by_name[name]) for name in STUDY.cells] == [1, 3, 3, 3]
+    assert [c.key for c in by_name["A"]] == [c.key for c in by_name["same as A"]]
+    assert len({c.key for c in cells}) == 1 + 3 + 3
+    assert {c.samples for c in by_name["B"]} == {4}
+    assert by_name["A"][1].overrides == ("seed=1",)
+    assert make_cells(STUDY, [1], ["kappa=0.2"])[1].key != by_name["A"][1].key
+
+
+def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.yaml"
+    for text, message in (
+        ("title: a", "must have the keys title, base, cells"),
+        ("title: a\nbase: b\ncells: {}\ncell: {}", "with the unknown key cell"),
+        ("title: a\nbase: b\ncells: [1]", "cells must be a mapping"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: {kapa: 1}}", "did you mean kappa"),
+    ):
+        path.write_text(text)
+        assert main([str(path)]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+    assert main([str(tmp_path / "none.yaml")]) == 2
+
+
+def test_finished_cells_stay_and_broken_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    started = []
+
+    def fake(command: list[str], **_: Any) -> Any:
+        cell = json.loads(command[command.index("--cell") + 1])
+        started.append(cell["key"])
+        if "temperature.strategy=0.7" not in cell["overrides"]:
+            (tmp_path / "cells" / f"{cell['key']}.json").write_text("{}")
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(studies.subprocess, "run", fake)
+    cells = make_cells(STUDY, [0])
+    failed = run_study(Path("s.yaml"), STUDY, cells, tmp_path, 2)
+    assert [cell.name for cell in failed] == ["B"]
+    assert len(started) == 3  # base, A (shared) and B
+    assert "B seed 0: FAILED, see" in capsys.readouterr().out
+    before = result_path(tmp_path, cells[0]).stat().st_mtime_ns
+    run_study(Path("s.yaml"), STUDY, cells, tmp_path, 1)
+    assert len(started) == 4  # B alone, once more
+    assert result_path(tmp_path, cells[0]).stat().st_mtime_ns == before
+
+
+def result(cell: str, passes: list[float], per_task: dict[str, list[int]]) -> dict[str, Any]:
+    return {"cell": cell, "measures": {"pass_at_k": passes}, "per_task": per_task, "curve": {}}
+
+
+def test_table_by_hand(tmp_path: Path) -> None:
+    results = [
+        result("base", [0.1, 0.2], {"t": [2, 0], "u": [2, 1], "v": [2, 0]}),
+        result("A", [0.2, 0.5], {"t": [2, 1], "u": [2, 2], "v": [2, 0]}),
+        result("A", [0.4, 0.5], {"t": [2, 2], "u": [2, 2], "v": [2, 1]}),
+    ]
+    assert hard_tasks(STUDY, results) == ["t", "v"]
+    assert mean_and_spread(results[1:], "measures.pass_at_k.0") == (pytest.approx(0.3), pytest.approx(0.1 * 2**0.5))
+    lines = write_results(STUDY, results, tmp_path).splitlines()
+    assert lines[0] == "|  | pass@1 | pass@2 | hard tasks solved (of 2) | paper | seeds | settings |"
+    assert lines[2] == "| base | 0.1 | 0.2 | 0 |  | 1 | `train.iterations=0` |"
+    assert lines[3] == "| A | 0.3 ± 0.14 | 0.5 ± 0 | 1.5 ± 0.71 | 9.9 | 2 | `as the base config` |"
+    assert len(lines) == 4  # a cell without results has no line
+    rows = (tmp_path / "table.csv").read_text().splitlines()
+    assert rows[0].startswith("cell,seeds,pass@1 mean,pass@1 spread")
+    assert rows[2].startswith("A,2,0.3")
+
+
+def test_numbers_at_a_path() -> None:
+    found = {"a": {"b": [1, 2.5]}, "c": "text", "n": float("nan")}
+    assert look_up(found, "a.b.1") == 2.5
+    assert look_up(found, "a.b.-1") == 2.5
+    for nothing in ("a.b.2", "a.x", "c", "n", "a.b"):
+        assert look_up(found, nothing) is None
+
+
+LINE = {
+    "iteration": 0,
+    "cost/environment_turns": 10,
+    "cost/sampled_tokens": 7.0,
+    "time/iteration_seconds": 3.0,
+    "reward/success": 0.5,
+}
+LINES = [LINE, {**LINE, "iteration": 1, "reward/success": 1.0}]
+
+
+def test_spending_adds_up() -> None:
+    curve = learning_curve(LINES)
+    assert curve["iteration"] == [1, 2]
+    assert curve["environment_turns"] == [10, 20]
+    assert curve["sampled_tokens"] == [7, 14]
+    assert curve["seconds"] == [3, 6]
+    assert curve["reward/success"] == [0.5, 1.0]
+    assert curve["evaluation/success"] == [None, None]
+
+
+def test_evaluations_stand_where_they_were_made() -> None:
+    """One before training, at no cost, and two after iteration 2, of which the last counts."""
+    found = [{"iteration": i, "success": s, "score": 0.0} for i, s in ((0, 0.1), (2, 0.2), (2, 0.3))]
+    curve = learning_curve(LINES, found)
+    assert curve["environment_turns"] == [0, 10, 20]
+    assert curve["reward/success"] == [None, 0.5, 1.0]
+    assert curve["evaluation/success"] == [0.1, None, 0.3]
+
+
+def test_mean_curve_by_hand() -> None:
+    """Seeds of 3 and 4 iterations, evaluated every second one and at their ends: (0, 2) are shared, then the ends."""
+    one = {"turns": [0, 5, 9, 14], "success": [0.0, None, 0.2, 0.4]}
+    two = {"turns": [0, 5, 11, 16, 20], "success": [0.2, None, 0.4, None, 0.6]}
+    points = mean_curve([one, two], "turns", "success")
+    assert [p[:2] for p in points] == [(0, pytest.approx(0.1)), (10, pytest.approx(0.3)), (17, pytest.approx(0.5))]
+    assert [p[2] for p in points] == pytest.approx([0.02**0.5] * 3)
+    assert [p[1] for p in mean_curve([one], "turns", "success")] == [0.0, 0.2, 0.4]
+    assert mean_curve([{"turns": [1], "success": [None]}], "turns", "success") == []
+
+
+def test_curves_are_written(tmp_path: Path) -> None:
+    results = [{**result("A", [0.5], {"t": [1, 1]}), "seed": 3, "curve": learning_curve(LINES)}]
+    write_results(replace(STUDY, hard=None), results, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert [(r["cell"], r["seed"], r["environment_turns"], r["evaluation/success"]) for r in rows] == [
+        ("A", "3", "10.0", ""), ("A", "3", "20.0", "")
+    ]  # fmt: skip
+    assert (tmp_path / "plot.png").is_file()
+
+
+def test_baselines_meet_equal_conditions() -> None:
+    """Every trained method, one warm start, equal trajectories, turns and optimizer; a window would be another model."""
+    study = read_study(STUDIES / "baselines_toy.yaml")
+    cells = {cell.name: cell for cell in make_cells(study, [0]) if cell.name != "warm start"}
+    configs = {n: load_config(STUDIES.parent / "configs" / study.base, c.overrides) for n, c in cells.items()}
+    assert set(ALGORITHMS) - {c.algorithm for c in configs.values()} == {"prompting", "react"}
+    first = configs["StraTA"]
+    for name, config in configs.items():
+        assert _settings_that_matter(config) == _settings_that_matter(first), name
+        assert config.num_tasks * config.num_strategies * config.num_rollouts == 128, name
+        assert (config.optimizer, config.evaluation) == (first.optimizer, first.evaluation), name
+        assert config.train.max_environment_turns == first.train.max_environment_turns, name
+        assert config.train.iterations == first.train.iterations, name
+
+
+@pytest.mark.slow
+def test_a_real_cell_in_its_own_process(tmp_path: Path, guesser_folder: Path) -> None:
+    """Two cells of the toy world with an untaught model: what is written is what the table needs."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        f"title: t\nbase: toy_sge.yaml\nsamples: 2\ncolumns: {{pass@1: measures.pass_at_k.0}}\nhard: base\n"
+        f"set: {{model.path: {guesser_folder}, num_tasks: 1, num_rollouts: 1, rollout.max_turns: 2, "
+        f"evaluation.num_tasks: 2, rollout.max_action_tokens: 8, evaluation.final: false}}\n"
+        "cells: {base: {train.iterations: 0}, A: {train.iterations: 1}}\n"
+    )
+    assert main([str(path), "--seeds", "3", "--out", str(tmp_path / "out"), "--jobs", "2"]) == 0
+    results = [json.loads(p.read_text()) for p in (tmp_path / "out" / "cells").glob("*.json")]
+    trained = next(r for r in results if r["cell"] == "A")
+    assert trained["seed"] == 3
+    assert len(trained["per_task"]) == 2
+    assert len(trained["curve"]["iteration"]) == 1
+    assert trained["measures"]["num_samples"] == 2
+    assert next(r for r in results if r["cell"] == "base")["curve"] == {}
+    assert (tmp_path / "out" / "table.md").is_file()
