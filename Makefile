@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -79,11 +79,8 @@ JOBS  ?= 2
 sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0,1,2 JOBS=2
 	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
 
-METHODS ?=
-BUDGET  ?= 20000
-
-baselines-toy: setup ## every method on the toy world, three seeds: BUDGET=20000 (environment turns) METHODS="grpo rloo" JOBS=2 (cells at a time)
-	@$(BIN)/python -m experiments.baselines --turns $(BUDGET) --jobs $(JOBS) $(if $(METHODS),--methods $(METHODS)) $(if $(SEED),--seeds $(SEED)) $(foreach pair,$(SET),--set '$(pair)')
+baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2
+	@$(BIN)/python experiments/study.py experiments/studies/baselines_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench
@@ -116,6 +113,12 @@ test: lint ## lint, then the whole test suite
 
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
 	@$(BIN)/python -m pytest -m "not slow"
+
+test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
+	@$(BIN)/python -m pytest tests/test_distributed.py tests/test_resume.py
+
+soak: setup ## 20 minutes of broken worlds, kill -9 and resume on two ranks: MINUTES=20
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),20)
 
 lint: setup ## ruff, formatting and types
 	@$(BIN)/ruff check

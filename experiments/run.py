@@ -224,7 +224,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return stopping.STATUS[stopping.received()]
             return _say(error, 1)
         except stopping.Stopped as stopped:
-            print(stopped, file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":
+                print(stopped, file=sys.stderr)
             return stopped.status
     return 0
 

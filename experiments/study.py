@@ -60,12 +60,16 @@ def run_cell(study: Study, cell: Cell, out: Path) -> dict[str, Any]:
         trainer = Trainer(config, task_set, model_path, distributed, None)
         if config.train.iterations:
             trainer.run = run = RunFolder(config, str(config.run.name))
-            trainer.train()
+            if config.evaluation.initial:
+                trainer.evaluate(0, "before training")
+            iterations = trainer.train()
+            if config.evaluation.final:
+                trainer.evaluate(iterations, "after training")
         trained_seconds = time.process_time() - began
         tasks = evaluation_tasks(config, task_set, study.split)
         embed = trainer.collector.embed or load_encoder(config.model.encoder, distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
-        lines = [] if run is None else _lines(run.path / "metrics.jsonl")
+        logged = [] if run is None else [_lines(run.path / name) for name in ("metrics.jsonl", "eval.jsonl")]
     finally:
         if trainer is not None:
             trainer.close()
@@ -75,12 +79,8 @@ def run_cell(study: Study, cell: Cell, out: Path) -> dict[str, Any]:
     return {
         "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides),
         "train_cpu_seconds": trained_seconds, "cpu_seconds": time.process_time() - began,
-        **judge_samples(samples, embed), "curve": learning_curve(lines, config.num_tasks * _per_task(config)),
+        **judge_samples(samples, embed), "curve": learning_curve(*logged) if logged else {},
     }  # fmt: skip
-
-
-def _per_task(config: Any) -> int:
-    return config.group_shape[0] * config.group_shape[1]
 
 
 def judge_samples(samples: Sequence[Sequence[Any]], embed: Any) -> dict[str, Any]:
@@ -97,17 +97,28 @@ def judge_samples(samples: Sequence[Sequence[Any]], embed: Any) -> dict[str, Any
     }
 
 
-def learning_curve(lines: Sequence[Mapping[str, Any]], num_trajectories: int) -> dict[str, list[float]]:
-    """What a run had spent after every iteration, and what its rollouts came to."""
-    curve: dict[str, list[float]] = defaultdict(list)
-    turns = tokens = seconds = 0.0
-    for line in lines:
-        turns += line["rollout/turns"] * num_trajectories
-        tokens += line["cost/sampled_tokens"]
-        seconds += line["time/iteration_seconds"]
+def learning_curve(
+    lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, list[float | None]]:
+    """What a run had spent after every iteration, what its rollouts came to, and what its evaluations did.
+
+    Rollouts that were dropped are paid for and not counted among those that succeeded, so methods that drop some are
+    compared by evaluation/success. An evaluation before training is the first point, at no cost.
+    """
+    reached = {e["iteration"]: e for e in evaluations}
+    curve: dict[str, list[float | None]] = defaultdict(list)
+    spent = dict.fromkeys(("environment_turns", "sampled_tokens", "seconds"), 0.0)
+    for line in [*([{}] if 0 in reached else []), *lines]:
+        iteration = line["iteration"] + 1 if line else 0
+        if line:
+            spent["environment_turns"] += line["cost/environment_turns"]
+            spent["sampled_tokens"] += line["cost/sampled_tokens"]
+            spent["seconds"] += line["time/iteration_seconds"]
+        held_out = reached.get(iteration, {})
         for name, value in (
-            ("iteration", line["iteration"] + 1), ("environment_turns", turns), ("sampled_tokens", tokens),
-            ("seconds", seconds), *((n, line.get(n)) for n in ("reward/success", "reward/outcome", "reward/score")),
+            ("iteration", iteration), *spent.items(),
+            *((n, line.get(n)) for n in ("reward/success", "reward/outcome", "reward/score")),
+            *((f"evaluation/{n}", held_out.get(n)) for n in ("success", "score")),
         ):  # fmt: skip
             curve[name].append(value)
     return dict(curve)

@@ -18,6 +18,14 @@ Value = tuple[float, float | None]
 """Mean over seeds and their sample standard deviation; None for a single seed."""
 
 
+SPENT = {
+    "iteration": "iteration",
+    "environment_turns": "environment turns",
+    "sampled_tokens": "sampled tokens",
+    "seconds": "seconds of training",
+}
+
+
 def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path) -> str:
     """table.csv, table.md and plot.png in `out`; returns the table as Markdown."""
     hard = hard_tasks(study, results)
@@ -41,8 +49,40 @@ def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path)
             writer.writerow([name, seeds[name], *numbers, settings(study, name)])
     text = markdown(study, list(columns), rows, seeds)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_curves(study, results, out / "curves.csv")
     plot(study, results, out / "plot.png")
     return text
+
+
+def write_curves(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One line per cell, seed and iteration: what was spent so far, and what was reached."""
+    drawn = [r for r in results if r["curve"]]
+    if not drawn:
+        return
+    names = list(drawn[0]["curve"])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["cell", "seed", *names])
+        for r in drawn:
+            writer.writerows(
+                [r["cell"], r["seed"], *values] for values in zip(*(r["curve"][n] for n in names), strict=True)
+            )
+
+
+def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) -> list[tuple[float, float, float]]:
+    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones."""
+    kept = [[i for i, value in enumerate(c[reached]) if value is not None] for c in curves]
+    if not all(kept):
+        return []
+    shared = sorted(set.intersection(*map(set, kept)))
+    places = [[i] * len(curves) for i in shared]
+    ends = [k[-1] for k in kept]
+    places += [] if shared and ends == places[-1] else [ends]
+    points = []
+    for place in places:
+        x, y = ([c[name][i] for c, i in zip(curves, place, strict=True)] for name in (spent, reached))
+        points.append((statistics.fmean(x), statistics.fmean(y), statistics.stdev(y) if len(y) > 1 else 0.0))
+    return points
 
 
 def hard_tasks(study: Study, results: Sequence[Mapping[str, Any]]) -> list[str] | None:
@@ -98,7 +138,7 @@ def _shown(value: Value | None) -> str:
 
 
 def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
-    """Learning curves against three kinds of spending, and pass@k; None where matplotlib is not installed."""
+    """Learning curves (band: spread over seeds) against what was spent, and pass@k; None where matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -106,31 +146,30 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 4, figsize=(20, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(SPENT) + 1, figsize=(24, 5), layout="constrained")
     for place, name in enumerate(study.cells):
         mine = [r for r in results if r["cell"] == name]
         colour = f"C{place % 10}"
         style = "-" if place < 10 else "--"
-        for axis, spent in zip(axes, ("iteration", "environment_turns", "sampled_tokens"), strict=False):
-            curves = [r["curve"] for r in mine if r["curve"]]
-            if curves:
-                length = min(len(c[spent]) for c in curves)
-                x, y = (
-                    [statistics.fmean(c[key][i] for c in curves) for i in range(length)] for key in (spent, study.curve)
-                )
-                axis.plot(x, y, style, color=colour, label=name)
+        curves = [r["curve"] for r in mine if r["curve"]]
+        for axis, spent in zip(axes, SPENT, strict=False):
+            if curves and (points := mean_curve(curves, spent, study.curve)):
+                x = [point[0] for point in points]
+                axis.plot(x, [mean for _, mean, _ in points], style, color=colour, label=name)
+                low, high = ([mean + sign * spread for _, mean, spread in points] for sign in (-1, 1))
+                axis.fill_between(x, low, high, color=colour, alpha=0.1)
         passes = [r["measures"]["pass_at_k"] for r in mine if "pass_at_k" in r["measures"]]
         if passes:
             length = min(map(len, passes))
             y = [statistics.fmean(p[k] for p in passes) for k in range(length)]
-            axes[3].plot(range(1, length + 1), y, style, color=colour, label=name)
-    for axis, label in zip(axes, ("iteration", "environment turns", "sampled tokens", "k"), strict=True):
+            axes[-1].plot(range(1, length + 1), y, style, color=colour, label=name)
+    for axis, label in zip(axes, (*SPENT.values(), "k"), strict=True):
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(study.curve)
-    axes[3].set_ylabel(f"pass@k ({study.split})")
-    axes[3].set_xscale("log", base=2)
-    axes[3].legend(fontsize="small")
+    axes[-1].set_ylabel(f"pass@k ({study.split})")
+    axes[-1].set_xscale("log", base=2)
+    axes[-1].legend(fontsize="small")
     figure.suptitle(study.title)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

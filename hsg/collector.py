@@ -14,7 +14,6 @@ any mention of an algorithm's name.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,15 +25,15 @@ from hsg.companions import Companions
 from hsg.config import Config
 from hsg.console import Console
 from hsg.credit import assign_credit
+from hsg.curriculum import iteration_tasks, make_requests, spare_tasks
 from hsg.distributed import Distributed
-from hsg.episode import Episode, Request
+from hsg.episode import Episode, first_observation
 from hsg.faults import check_faults, fault_metrics
-from hsg.generation import derive_seed
 from hsg.judge import Judge
 from hsg.models import load_encoder
 from hsg.protocol import Task, TaskSet
 from hsg.records import iteration_records
-from hsg.refill import Dropped, Played, refill, spare_tasks
+from hsg.refill import Dropped, Played, nest, refill
 from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Clock
@@ -100,8 +99,8 @@ class Collector:
         with clock("old_logprobs"):
             candidates, played = self._settle_logprobs(candidates, played)
         self._remember(played)
-        trajectories = _nest(played, num_strategies, num_rollouts)  # (P, N, M)
-        judgments = _nest(judged, num_strategies, num_rollouts)  # (P, N, M)
+        trajectories = nest(played, num_strategies, num_rollouts)  # (P, N, M)
+        judgments = nest(judged, num_strategies, num_rollouts)  # (P, N, M)
 
         with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
             signals = self.companions.read(played)
@@ -133,7 +132,8 @@ class Collector:
 
     def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
         """Start the N*M environments of each place's task; nobody waits for them yet."""
-        return self.rollout.begin(self._requests(iteration, places), self.config.rollout.turn_cap(iteration))
+        requests = make_requests(self.config, iteration, places)
+        return self.rollout.begin(requests, self.config.rollout.turn_cap(iteration))
 
     def _play(
         self,
@@ -168,35 +168,12 @@ class Collector:
         def play(places: list[tuple[int, Task]]) -> Played:
             return self._play(iteration, places, self._begin(iteration, places), costs, clock)
 
-        spare = spare_tasks(self.tasks, self.next_tasks(iteration), self.config.seed, iteration)
+        spare = spare_tasks(self.config, self.tasks, iteration)
         return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
 
     def next_tasks(self, iteration: int) -> list[Task]:
-        """P tasks. Each pass over the training tasks is a fresh shuffle, cut into iterations; a short rest waits."""
-        per_pass = len(self.tasks) // self.config.num_tasks
-        number, place = divmod(iteration, per_pass)
-        order = list(range(len(self.tasks)))
-        random.Random(derive_seed("tasks", self.config.seed, number)).shuffle(order)
-        begin = place * self.config.num_tasks
-        return [self.tasks[i] for i in order[begin : begin + self.config.num_tasks]]
-
-    def _requests(self, iteration: int, mine: Sequence[tuple[int, Task]]) -> list[Request]:
-        seed = self.config.seed
-        num_strategies, num_rollouts = self.config.group_shape
-        return [
-            Request(
-                task,
-                index,
-                # All rollouts of a task start from the same world: only what the policy does may differ.
-                derive_seed("environment", seed, iteration, task.id),
-                n,
-                m,
-                ("rollout", seed, iteration, task.id, n, m),
-            )
-            for index, task in mine
-            for n in range(num_strategies)
-            for m in range(num_rollouts)
-        ]
+        """The P tasks of an iteration."""
+        return iteration_tasks(self.config, self.tasks, iteration)
 
     def _draw_strategies(
         self,
@@ -216,7 +193,7 @@ class Collector:
         with clock("environment_start"):
             for p in range(len(tasks)):
                 group = episodes[p * per_task : (p + 1) * per_task]
-                observations.append(_first_observation(group))
+                observations.append(first_observation(group))
         keys: list[tuple[object, ...]] = [("rollout", config.seed, iteration, task.id) for task in tasks]
         with clock("strategies"):
             drawn = propose(
@@ -278,18 +255,3 @@ class Collector:
         """Let the environments go."""
         self.abandon()
         self.rollout.close()
-
-
-def _first_observation(group: Sequence[Episode]) -> str:
-    """What the first episode of a task that starts at all shows; all of them show the same."""
-    for episode in group:
-        episode.wait()
-        if episode.first_observation is not None:
-            return episode.first_observation
-    return ""
-
-
-def _nest(flat: Sequence[Any], num_strategies: int, num_rollouts: int) -> list[list[list[Any]]]:
-    """A row-major list of P*N*M records as nested lists (P, N, M)."""
-    groups = [list(flat[i : i + num_rollouts]) for i in range(0, len(flat), num_rollouts)]
-    return [groups[i : i + num_strategies] for i in range(0, len(groups), num_strategies)]

@@ -81,7 +81,7 @@ def forward_rows(
 ) -> Iterator[tuple[list[Row], Tensor, int]]:
     """(rows, (n, D) hidden states before each sampled token, positions forwarded) of one micro-batch after the other.
 
-    Backward passes belong between two of them: the packed attention is only set in here.
+    Backward passes belong between two of them: the packed attention is only set in here. A sharded model has to be gathered.
     """
     packing = config.update.packing
     with contextlib.nullcontext() if packing == "off" else packed_attention(model):
@@ -126,8 +126,8 @@ class Critic:
         self.head = nn.Linear(width, 1).to(distributed.device, next(self.body.parameters()).dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        parameters = [*self.body.base_model.parameters(), *self.head.parameters()]
-        self.parameters = list({id(p): p for p in parameters}.values())
+        self.trained = nn.ModuleList([self.body.base_model, self.head])
+        self.parameters = list(self.trained.parameters())
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.critic.lr, betas=(options.beta1, options.beta2), weight_decay=0.0
@@ -161,14 +161,14 @@ class Critic:
         began, config = time.monotonic(), self.config
         rows = rows_of(trajectories)
         targets = self._targets(trajectories, credit)
-        units = int(self.distributed.sum(torch.tensor(float(len({row.trajectory for row in rows})))).item())
-        size = config.update.minibatch_trajectories or max(units, 1)
-        num_parts = max(1, math.ceil(units / size))
+        units = self.distributed.gather([len({row.trajectory for row in rows})])
+        first, total = sum(units[: self.distributed.rank]), sum(units)
+        num_parts = max(1, math.ceil(total / (config.update.minibatch_trajectories or max(total, 1))))
         totals = torch.zeros(4, dtype=torch.float64)  # loss, clipped, steps, values
         self.body.train()
         for epoch in range(config.critic.epochs):
-            generator = make_generator("critic", config.seed, iteration, epoch, self.distributed.rank)
-            for part in minibatches(rows, num_parts, generator):
+            generator = make_generator("critic", config.seed, iteration, epoch)
+            for part in minibatches(rows, num_parts, generator, first=first, total=total):
                 totals += self._step(part, targets)
         self.body.eval()
         self._seconds += time.monotonic() - began
@@ -217,9 +217,8 @@ class Critic:
             losses, clipped = value_losses(values, returns, old, self.config.critic.value_clip)
             (losses.sum() / count).backward()
             total[:2] += torch.stack([losses.detach().sum().double().cpu(), clipped.sum().double().cpu()])
-        self.distributed.sum_gradients(self.parameters)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.critic.max_grad_norm)
-        if bool(norm.isfinite()):
+        norm = self.distributed.clip_gradients(self.trained, self.config.critic.max_grad_norm)
+        if math.isfinite(norm):
             self.optimizer.step()
         return total
 
@@ -250,15 +249,14 @@ class Critic:
         return sum(x.numel() * x.element_size() for x in [*self.parameters, *gradients, *state])
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "body": self.body.state_dict(),
-            "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        parts = {"body": self.body.base_model, "head": self.head}
+        weights = {name: _on_cpu(part.state_dict()) for name, part in parts.items()}
+        return {**weights, "moments": _moments_of(self.optimizer)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in (("body", self.body), ("head", self.head), ("optimizer", self.optimizer)):
-            part.load_state_dict(state[name])
+        self.body.base_model.load_state_dict(state["body"])
+        self.head.load_state_dict(state["head"])
+        _take_moments(self.optimizer, state["moments"])
 
 
 def value_losses(values: Tensor, returns: Tensor, old_values: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
@@ -341,22 +339,40 @@ class Novelty:
             self.optimizer.zero_grad()
             errors = (self.predictor(self._held) - self.target(self._held)).square().mean(-1)
             (errors.sum() / count).backward()
-            self.distributed.sum_gradients(self.predictor.parameters())
+            self.distributed.clip_gradients(self.predictor, math.inf)  # added over ranks, and not clipped
             self.optimizer.step()
             loss = errors.detach().sum().item()
         return {"rnd/error": (loss, float(len(self._held)))}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target.state_dict(),
-            "predictor": self.predictor.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "errors": self.errors,
-            "features": self.features,
-        }
+        weights = {name: _on_cpu(getattr(self, name).state_dict()) for name in ("target", "predictor")}
+        statistics = {"errors": list(self.errors), "features": [list(m) for m in self.features]}
+        return {**weights, **statistics, "moments": _moments_of(self.optimizer)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("target", "predictor", "optimizer"):
+        for name in ("target", "predictor"):
             getattr(self, name).load_state_dict(state[name])
+        _take_moments(self.optimizer, state["moments"])
         self.errors = tuple(state["errors"])
         self.features = [tuple(m) for m in state["features"]]
+
+
+# ----------------------------------------------------------------------------------------- state, as checkpoints want it
+
+
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _moments_of(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """By the place of the parameter, as text; those that had no gradient yet have none."""
+    parameters = optimizer.param_groups[0]["params"]
+    return {str(i): _on_cpu(optimizer.state[p]) for i, p in enumerate(parameters) if p in optimizer.state}
+
+
+def _take_moments(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
+    parameters = optimizer.param_groups[0]["params"]
+    for place, held in state.items():
+        parameter = parameters[int(place)]
+        moved = {k: v.clone() if v.ndim == 0 else v.to(parameter.device, copy=True) for k, v in held.items()}
+        optimizer.state[parameter] = moved

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hsg.baseline_config import CriticConfig, GigpoConfig, ReinforceConfig, RndConfig
 from hsg.checks import require
+from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, ReinforceConfig, RewardConfig, RndConfig
+from hsg.distributed_config import DistributedConfig
 from hsg.warmstart_config import WarmstartConfig
 
 
@@ -162,47 +163,6 @@ class JudgeConfig:
 
 
 @dataclass(frozen=True)
-class RewardConfig:
-    turns: Literal["outcome", "dense"] = (
-        "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
-    )
-    format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
-    scale: float = 1.0  # outcomes are multiplied by it before anything else
-    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
-
-    def __post_init__(self) -> None:
-        for name in ("format_penalty", "invalid_action_penalty"):
-            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
-        require(
-            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
-        )
-        require(self.scale > 0, "reward.scale", "> 0", self.scale)
-
-
-@dataclass(frozen=True)
-class AdvantageConfig:
-    estimator: str = (
-        "group"  # how actions are credited, a name of hsg/estimators.py: group, rloo, reinforce++, gigpo, gae
-    )
-    turn_baseline: Literal["pooled", "trajectory"] = "pooled"  # whose mean and std (estimator group)
-    std: Literal["population", "sample", "none"] = "population"
-    eps: float = 1e-6
-    gamma: float = 1.0  # discount of the return-to-go (reinforce++, gigpo, gae), per unit
-    unit: Literal["turn", "token"] = "turn"  # what an advantage is of
-    whiten: bool = False  # the whole batch to mean 0 and std 1 afterwards
-    entropy_bonus: float = 0.0  # EntropyAdv: A + min(entropy_bonus * entropy, entropy_cap * |A|) per token; 0: off
-    entropy_cap: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
-        require(0 <= self.gamma <= 1, "advantage.gamma", "in [0, 1]", self.gamma)
-        for name in ("entropy_bonus", "entropy_cap"):
-            require(getattr(self, name) >= 0, f"advantage.{name}", ">= 0", getattr(self, name))
-
-
-@dataclass(frozen=True)
 class LossConfig:
     level_reduction: Literal["separate", "joint"] = "separate"
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
@@ -311,19 +271,6 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         require(self.every >= 0, "checkpoint.every", ">= 0", self.every)
         require(self.keep is None or self.keep >= 1, "checkpoint.keep", ">= 1 or null", self.keep)
-
-
-@dataclass(frozen=True)
-class DistributedConfig:
-    sharding: Literal["auto", "none", "full", "hybrid"] = (
-        "auto"  # auto: full under a launcher's FSDP file; hybrid: in a host
-    )
-    cpu_offload: bool = False  # keep the slices of a sharded model in the host's memory
-    timeout_seconds: float = 10_800.0  # ranks wait for each other: for a warm start, for slow environments
-
-    def __post_init__(self) -> None:
-        seconds = self.timeout_seconds
-        require(0 < seconds <= 1e6, "distributed.timeout_seconds", "> 0 and <= 1e6 (clocks overflow)", seconds)
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         require(plain, key, "a text", value)
         return str(value)
+    if origin is tuple:
+        require(isinstance(value, (list, tuple)), key, "a list", value)
+        return tuple(_convert(item, typing.get_args(hint)[0], f"{key}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         require(value is None or isinstance(value, Mapping), key, "a mapping", value)
         require(all(isinstance(name, str) for name in value or {}), key, "a mapping with text keys", value)

@@ -160,8 +160,9 @@ def _with_advantages(
 ) -> Credit:
     """What the configured estimator makes of the turns, or of their tokens."""
     by_token = config.advantage.unit == "token"
-    turn_of = _turn_of_tokens(trajectories, turns.outcomes.shape)  # (P, N, M, L)
-    values = None
+    values, turn_of = None, torch.empty(0)
+    if by_token or signals.values is not None:
+        turn_of = _turn_of_tokens(trajectories, turns.outcomes.shape)  # (P, N, M, L)
     if signals.values is not None:
         values = torch.zeros(turn_of.shape, dtype=torch.float64)
         for row, value in zip(values.flatten(0, -2), signals.values, strict=True):  # a view: `values` is contiguous

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from hsg import sharding, stopping
-from hsg.config import DistributedConfig
+from hsg.distributed_config import DistributedConfig
 
 T = TypeVar("T")
 

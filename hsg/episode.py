@@ -323,6 +323,15 @@ def reflected(prompts: Prompts, reflection: Reflection) -> str:
     return prompts.reflection(attempt.strategies, attempt.feedback, success=reflection.success)
 
 
+def first_observation(group: Sequence[Episode]) -> str:
+    """What the first episode of a task that starts at all shows; all of them show the same."""
+    for episode in group:
+        episode.wait()
+        if episode.first_observation is not None:
+            return episode.first_observation
+    return ""
+
+
 def results(episode: Episode | Trajectory) -> Sequence[tuple[str, str]]:
     """(action, result) of every turn, for a judge that has not seen the conversation."""
     last = episode.observation if isinstance(episode, Episode) else episode.final_observation

@@ -198,7 +198,8 @@ def state_advantages(
     values, seen, held = (x[None].flatten(-2).flatten(0, -2) for x in (returns, states, turn_mask))  # (groups, M*K)
     advantages = torch.zeros(values.shape, dtype=torch.float64)
     for group in range(len(values)):
-        for state in seen[group][held[group]].unique():
+        states_here, visits = seen[group][held[group]].unique(return_counts=True)
+        for state in states_here[visits > 1]:
             members = held[group] & (seen[group] == state)
             advantages[group, members] = group_advantages(values[group, members], std=std, eps=eps)
     return advantages.reshape(returns.shape)

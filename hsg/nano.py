@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,15 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_OWN_TOKENS = re.compile("|".join(map(re.escape, (PAD, START, END, *TAGS))))
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, num_phrases: int = 0) -> Any:
+def build_tokenizer(
+    texts: Iterable[str], vocab_size: int, max_length: int, num_phrases: int = 0, marks: Sequence[str] = ()
+) -> Any:
     """A byte-level BPE tokenizer with ChatML turns, trained on `texts`; the same texts give the same tokenizer.
 
     num_phrases   how many of the most frequent phrases become one token each (added tokens, `vocab_size` not counted)
+    marks         texts that are one token each too, and between which phrases stand
     """
     texts = list(texts)
     backend = Tokenizer(models.BPE())
@@ -60,8 +62,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, num_
         show_progress=False,
     )
     # Tags are tokens already, so merges across or inside them would be wasted.
-    backend.train_from_iterator((piece for text in texts for piece in _OWN_TOKENS.split(text)), trainer)
-    own = [*TAGS, *frequent_phrases(texts, num_phrases)]
+    backend.train_from_iterator(_pieces(texts, marks), trainer)
+    own = [*TAGS, *marks, *frequent_phrases(texts, num_phrases, marks)]
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -75,18 +77,23 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int, num_
     return tokenizer
 
 
-def frequent_phrases(texts: Iterable[str], num_phrases: int) -> list[str]:
+def frequent_phrases(texts: Iterable[str], num_phrases: int, marks: Sequence[str] = ()) -> list[str]:
     """The phrases that stand for the most text: count times length, ties in alphabetical order."""
-    pieces = (piece for text in texts for piece in _OWN_TOKENS.split(text))
-    counts = Counter(phrase for piece in pieces for phrase in PHRASE.findall(piece) if len(phrase) > 3)
+    counts = Counter(phrase for piece in _pieces(texts, marks) for phrase in PHRASE.findall(piece) if len(phrase) > 3)
     often = [phrase for phrase, count in counts.items() if count > 2]
     return sorted(often, key=lambda phrase: (-counts[phrase] * len(phrase), phrase))[:num_phrases]
+
+
+def _pieces(texts: Iterable[str], marks: Sequence[str]) -> Iterator[str]:
+    """What stands between tokens of their own."""
+    own_tokens = re.compile("|".join(map(re.escape, (PAD, START, END, *TAGS, *marks))))
+    return (piece for text in texts for piece in own_tokens.split(text))
 
 
 def build_nano(texts: Iterable[str], nano: NanoConfig, folder: str | Path, *, seed: int = 0) -> Path:
     """Write tokenizer and randomly initialised model into `folder` and return it. Same arguments, same bytes."""
     folder = Path(folder)
-    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings, nano.num_phrases)
+    tokenizer = build_tokenizer(texts, nano.vocab_size, nano.max_position_embeddings, nano.num_phrases, nano.marks)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=nano.hidden_size,

@@ -4,8 +4,8 @@
     strategy     a kept strategy with its return, advantage and penalties
     trajectory   turns with return, advantage, flag and penalties; outcome, stop reason, judgment
 
-A turn's `reward` is the environment's, untouched; `credited` is what `reward.turns` makes of it, penalties included, and
-`return` what the advantage comes from: the outcome less the turn's penalties, or the return-to-go of `credited`.
+A turn's `reward` is the environment's, untouched; `credited` is what `reward.turns` makes of it, penalties and bonuses
+included, and `return` what the advantage comes from: the outcome less the turn's penalties, or the return-to-go of `credited`.
 With `log.tokens` the last two also carry ids, mask, old log-probs, temperatures and advantages, the last four aligned
 with input_ids[1:]. What is undefined is null (a return) or 0.0 (an advantage), never NaN.
 """

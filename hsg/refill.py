@@ -10,12 +10,10 @@ Deliberately absent: waiting until every place is live (it may never come), look
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hsg.generation import derive_seed
 from hsg.protocol import Task
 from hsg.types import Candidates, Judgment, Trajectory
 
@@ -47,6 +45,12 @@ def _part(items: Sequence[T], i: int, num_parts: int) -> list[T]:
     return list(items[i * size : (i + 1) * size])
 
 
+def nest(flat: Sequence[T], num_strategies: int, num_rollouts: int) -> list[list[list[T]]]:
+    """A row-major list of P*N*M records as nested lists (P, N, M)."""
+    groups = [list(flat[i : i + num_rollouts]) for i in range(0, len(flat), num_rollouts)]
+    return [groups[i : i + num_strategies] for i in range(0, len(groups), num_strategies)]
+
+
 @dataclass
 class Dropped:
     """What refills cost: groups that were played and not trained on, and their turns."""
@@ -59,14 +63,6 @@ class Dropped:
 def is_dead(group: Sequence[Trajectory]) -> bool:
     """Whether the outcomes of a task's valid trajectories are all equal, or there is at most one."""
     return len({t.outcome for t in group if t.valid}) <= 1
-
-
-def spare_tasks(tasks: Sequence[Task], taken: Sequence[Task], seed: int, iteration: int) -> list[Task]:
-    """The other training tasks in an order of this iteration; none of them is `taken` already."""
-    ids = {task.id for task in taken}
-    others = [task for task in tasks if task.id not in ids]
-    random.Random(derive_seed("refill", seed, iteration)).shuffle(others)
-    return others
 
 
 def refill(

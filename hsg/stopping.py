@@ -2,7 +2,8 @@
 
     first signal    while training: remembered, and `check` raises `Stopped` at the next good point
                     before and after (warm start, evaluations): `Stopped` is raised at once
-    second signal   the process ends at once, whatever it does
+    second signal   the process ends at once, whatever it does (within half a second it counts as the first: a launcher
+                    passes on what the terminal has sent to everyone)
 
 Signals belong to the process, so this is the one module with a state of its own.  Deliberately absent: other signals, any
 wish to finish what a scheduler has no patience for (kill -9 costs what came after the last checkpoint, no more).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -28,7 +30,10 @@ class Stopped(BaseException):
         self.status = STATUS[number]
 
 
+SAME_SECONDS = 0.5
+
 _received = 0
+_received_at = 0.0
 _patient = False
 
 
@@ -46,10 +51,12 @@ def handlers() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _received
+    global _received, _received_at
     if _received:
-        os._exit(128 + number)
-    _received = number
+        if time.monotonic() - _received_at > SAME_SECONDS:
+            os._exit(128 + number)
+        return
+    _received, _received_at = number, time.monotonic()
     if not _patient:
         raise Stopped(number)
 

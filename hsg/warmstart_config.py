@@ -16,6 +16,9 @@ class NanoConfig:
 
     vocab_size: int = 1024
     num_phrases: int = 0  # frequent phrases that are one token each, on top of vocab_size
+    marks: tuple[
+        str, ...
+    ] = ()  # texts that are one token each and part phrases, so that what stands between can be copied
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
@@ -33,6 +36,8 @@ class NanoConfig:
             "a multiple of 2 * num_heads",
             self.hidden_size,
         )
+        whole = all(self.marks) and len(set(self.marks)) == len(self.marks)
+        require(whole, "warmstart.nano.marks", "texts of at least one letter, each once", list(self.marks))
         require(self.num_phrases >= 0, "warmstart.nano.num_phrases", ">= 0", self.num_phrases)
         divides = self.num_key_value_heads >= 1 and self.num_heads % self.num_key_value_heads == 0
         require(divides, "warmstart.nano.num_key_value_heads", "a divisor of num_heads", self.num_key_value_heads)

@@ -103,9 +103,15 @@ def run_ranks(
     to: int = 0,
     setup: Callable[[], None] | None = None,
     env: dict[str, str] | None = None,
+    stop_at_failure: bool = False,
+    limit_seconds: float = 300.0,
+    kill_after_seconds: float | None = None,
+    watch: Callable[[list[int]], None] = lambda pids: None,
 ) -> Done:
     """Run the command on some ranks. `kill`: (point, n) at which rank `to` is sent `send`; a rank that is killed takes the
-    others with it, as a launcher would see to. `setup` is called in each process first.
+    others with it, as a launcher would see to (`stop_at_failure`: one that fails, too). `setup` is called in each process first.
+
+    `kill_after_seconds`: all ranks are killed then, wherever they are. `watch` is called now and then with their ids.
     """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -121,9 +127,14 @@ def run_ranks(
         process = _CONTEXT.Process(target=_child, args=(arguments, str(log), given, act, setup))
         process.start()
         ranks.append(process)
-    deadline = time.monotonic() + 300
-    while any(p.is_alive() for p in ranks) and time.monotonic() < deadline:
-        if any(p.exitcode is not None and p.exitcode < 0 for p in ranks):
+    began = time.monotonic()
+    pids = [p.pid for p in ranks if p.pid is not None]
+    while any(p.is_alive() for p in ranks) and time.monotonic() < began + limit_seconds:
+        watch(pids)
+        if kill_after_seconds is not None and time.monotonic() > began + kill_after_seconds:
+            for p in ranks:
+                p.kill()
+        if any(p.exitcode is not None and (p.exitcode < 0 or (p.exitcode and stop_at_failure)) for p in ranks):
             for p in ranks:
                 p.kill()
         time.sleep(0.02)

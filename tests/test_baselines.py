@@ -15,6 +15,7 @@ from test_trainer import Make, close_to, launch, make, rows_of, weights  # noqa:
 
 from hsg.algorithms import ALGORITHMS
 from hsg.batch import collate
+from hsg.distributed import Distributed
 from hsg.learner import Learner
 from hsg.prompts import Prompts
 from hsg.trainer import Trainer
@@ -189,8 +190,8 @@ def test_grpo_is_strata_with_one_constant_strategy(make: Make, monkeypatch: pyte
 
 def replayed(strata: Trainer, flat: Trainer, episodes: Any) -> Any:
     """The trajectories of the other method's iteration 0, played once more."""
-    again = strata._begin(0, list(enumerate(strata.next_tasks(0))))
-    played = strata._play(0, list(enumerate(strata.next_tasks(0))), again, *_costs())
+    again = strata.collector._begin(0, list(enumerate(strata.collector.next_tasks(0))))
+    played = strata.collector._play(0, list(enumerate(strata.collector.next_tasks(0))), again, *_costs())
     for episode in episodes:
         episode.wait()
         episode.abandon()
@@ -251,6 +252,28 @@ def test_run_ends_after_its_environment_turns(make: Make, tmp_path: Path) -> Non
     turns = [line["cost/environment_turns"] for line in lines]
     assert sum(turns) >= 40 > sum(turns[:-1])
     assert len(lines) == done
+
+
+def test_resumed_run_has_its_companions_and_its_turns(make: Make, tmp_path: Path, guesser_folder: Path) -> None:  # noqa: F811
+    """Four iterations in one go, or the last two from the checkpoint in between: the same critic, novelty and policy."""
+    whole = make(run_name="w", algorithm="ppo", judge=QUIET, rnd={"weight": 0.1}, critic={"lr": 1e-3}, run={"dir": str(tmp_path)},
+                 train={"iterations": 4}, checkpoint={"every": 2})  # fmt: skip
+    whole.train()
+    checkpoint = tmp_path / "w" / "checkpoints" / "iteration_000002"
+    again = Trainer(whole.config, GuessTaskSet(), str(guesser_folder), Distributed(), None, resume=checkpoint)
+    assert 0 < again.environment_turns < whole.environment_turns
+    again.train()
+    assert again.environment_turns == whole.environment_turns
+    for name, value in everything_learned(whole).items():
+        torch.testing.assert_close(everything_learned(again)[name], value, rtol=0, atol=1e-9)
+
+
+def everything_learned(trainer: Trainer) -> dict[str, Any]:
+    critic, novelty = trainer.collector.companions.critic, trainer.collector.companions.novelty
+    assert critic is not None
+    assert novelty is not None
+    return {"policy": list(trainer.model.parameters()), "critic": critic.parameters,
+            "predictor": list(novelty.predictor.parameters()), "errors": list(novelty.errors)}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------ two ranks

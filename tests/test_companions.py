@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fakes import make_trajectory
 from test_trainer import configure
 
 from hsg.batch import collate
+from hsg.checkpoint import _with_tensors, _without_tensors
 from hsg.companions import Companions, Critic, Novelty, forward_rows, rows_of, value_losses
 from hsg.config import Config
 from hsg.credit import Credit, Signals, assign_credit
@@ -102,7 +104,7 @@ def test_critic_by_token_learns_at_every_token(guesser_folder: Path, played: lis
 
 
 def test_state_of_both_goes_on_exactly(guesser_folder: Path, played: list[Trajectory]) -> None:
-    """Two steps, or one, saved and loaded into others, and one more."""
+    """Steps in one go, or one, what a checkpoint holds taken over by others, and more."""
     config = settings(critic={"lr": 1e-2}, rnd={"weight": 0.1, "lr": 1e-2})
     policy, _ = load_policy(config.model, guesser_folder)
 
@@ -113,7 +115,9 @@ def test_state_of_both_goes_on_exactly(guesser_folder: Path, played: list[Trajec
 
     one, two, fresh = (Companions(config, policy, guesser_folder, Distributed()) for _ in range(3))
     step(one), step(two)
-    fresh.load_state_dict(copy.deepcopy(two.state_dict()))
+    tensors: dict[str, torch.Tensor] = {}
+    plain = json.loads(json.dumps(_without_tensors(two.state_dict(), "", tensors)))
+    fresh.load_state_dict(_with_tensors(plain, tensors))
     for expected, got in ((step(one), step(fresh)), (step(one), step(fresh))):
         for a, b in ((expected.values, got.values), (expected.bonuses, got.bonuses)):
             assert a is not None

@@ -95,4 +95,4 @@ def test_the_launcher_reads(path):
     text = (Path(importlib.util.find_spec("accelerate").origin).parent / "commands" / "launch.py").read_text()
     for key in config.fsdp_config:
         assert f'"--{key}"' in text
-    assert config.num_processes == {"cpu": 1, "cpu2": 2, "gpu1": 1, "fsdp": 8}[path.stem]
+    assert config.num_processes == {"cpu": 1, "cpu2": 2, "gpu1": 1, "fsdp": 8, "multinode": 16}[path.stem]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from processes import Done, run_ranks
+from safetensors.torch import load_file
 from test_resume import OPTIONS, assert_close_run
+
+from hsg.checkpoint import read_state
+from hsg.underway import Underway
 
 TWO = {
     **OPTIONS, "train": {"iterations": 2}, "evaluation": {"every": 1, "num_tasks": 5, "final": True, "without_strategy": True},
@@ -52,3 +57,122 @@ def test_any_number_of_ranks_does_what_one_does(root: Path, num_ranks: int, weig
     done = run(root, name, *overrides, num_ranks=num_ranks)
     assert done.status == [0] * num_ranks, done.output[-3000:]
     assert_close_run(alone(root), root / name, ITERATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["gathered", "sharded"])
+def test_sharded_reference_that_judges(root: Path, weights: str) -> None:
+    """Two sharded models are forwarded in turns, by ranks that ask for them at different times."""
+    given = ["judge.model=reference", "judge.temperature=1.0"]
+    name = f"judge{weights}"
+    done = run(root, name, *given, *SHARDED, f"rollout.weights={weights}", num_ranks=2)
+    assert done.status == [0, 0], done.output[-3000:]
+    assert_close_run(alone(root, *given), root / name, ITERATIONS)
+
+
+@pytest.mark.slow
+def test_sharded_run_resumes_without_sharding_and_the_other_way_round(root: Path) -> None:
+    """A checkpoint holds whole weights and moments, whoever wrote it."""
+    first = run(root, "back", *SHARDED, num_ranks=2, kill=("optimizer_step", 6))
+    assert first.status[0] == -9
+    assert "iteration_000001" in {p.name for p in (root / "back" / "checkpoints").iterdir()}
+    done = run(root, "back", resume="auto")
+    assert done.status == [0], done.output[-3000:]
+    assert_close_run(alone(root), root / "back", ITERATIONS)
+    first = run(root, "forth", kill=("optimizer_step", 6))
+    assert first.status == [-9]
+    done = run(root, "forth", *SHARDED, num_ranks=2, resume="auto")
+    assert done.status == [0, 0], done.output[-3000:]
+    assert_close_run(alone(root), root / "forth", ITERATIONS)
+
+
+@pytest.mark.slow
+def test_half_precision_is_sharded_with_float32_slices(root: Path) -> None:
+    """bfloat16 compute: the run goes through, and what is saved are float32 weights that moved by less than bfloat16 shows."""
+    done = run(
+        root, "half", *SHARDED, "model.dtype=bfloat16", "optimizer.lr=1e-6", "rollout.max_logprob_gap=1", num_ranks=2
+    )
+    assert done.status == [0, 0], done.output[-3000:]
+    before, after = (
+        load_file(root / "half" / f"checkpoints/iteration_00000{n}/model/model.safetensors") for n in (0, 2)
+    )
+    assert {str(v.dtype) for v in after.values()} == {"torch.float32"}
+    moved = sum(int((before[k] != after[k]).sum()) for k in before)
+    assert moved > 1000
+    assert all((before[k] - after[k]).abs().max() < 1e-4 for k in before)
+
+
+# ------------------------------------------------------------------------------------------- ranks that are not alike
+
+
+def slow_second_rank() -> None:
+    """Rank 1's environments take their time at every step."""
+    import os
+
+    from fakes import GuessEnvironment
+
+    step = GuessEnvironment.step
+    if os.environ.get("RANK") == "1":
+        GuessEnvironment.step = lambda self, action: (time.sleep(0.3), step(self, action))[1]  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["gathered", "sharded"])
+def test_rank_with_slow_environments_is_waited_for(root: Path, weights: str) -> None:
+    given = [*SHARDED, f"rollout.weights={weights}", "train.iterations=1", "evaluation.every=0"]
+    done = run(root, f"slow{weights}", *given, num_ranks=2, setup=slow_second_rank)
+    assert done.status == [0, 0], done.output[-3000:]
+
+
+def stuck_second_rank() -> None:
+    """Rank 1 never comes back from its rollout."""
+    import os
+
+    from hsg.rollout import Rollout
+
+    if os.environ.get("RANK") == "1":
+        Rollout.play = lambda self, *_, **__: time.sleep(3600)  # type: ignore[method-assign, assignment, return-value]
+
+
+@pytest.mark.slow
+def test_rank_that_never_comes_ends_the_run(root: Path) -> None:
+    """After `distributed.timeout_seconds` the others stop waiting; the launcher ends the one that is stuck."""
+    given = ["distributed.timeout_seconds=15", "evaluation.initial=false"]
+    done = run(root, "stuck", *given, num_ranks=2, setup=stuck_second_rank, stop_at_failure=True)
+    assert done.status[0] not in (0, -9), done.output[-3000:]
+
+
+# ---------------------------------------------------------------------------------------------- numbers that are none
+
+
+def broken_second_rank() -> None:
+    """The loss of rank 1 is infinite from the third optimizer step on; its gradients are finite."""
+    import math
+    import os
+
+    import hsg.learner
+
+    loss, calls = hsg.learner.policy_loss, iter(range(10**6))
+
+    def broken(*given: Any, **options: Any) -> Any:
+        value, metrics = loss(*given, **options)
+        return (value + math.inf if os.environ.get("RANK") == "1" and next(calls) >= 2 else value), metrics
+
+    hsg.learner.policy_loss = broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [[], SHARDED], ids=["whole", "sharded"])
+def test_loss_that_is_not_finite_on_one_rank_stops_all(root: Path, sharded: list[str]) -> None:
+    """All ranks skip the same steps, stop together, and leave the batch of each rank behind."""
+    name = f"broken{len(sharded)}"
+    given = [*sharded, "optimizer.max_nonfinite=2", "update.epochs=4"]
+    done = run(root, name, *given, num_ranks=2, setup=broken_second_rank)
+    assert done.status == [1, 1], done.output[-3000:]
+    assert "got 2 optimizer steps in a row that are not" in done.output
+    folder = root / name / "nonfinite"
+    assert f"the batch is in {folder}" in done.output
+    states = [read_state(folder / f"rank_{rank}") for rank in range(2)]
+    rows = [row for state in states for row in Underway.join([state], of=state).rows]
+    assert sum(row.tokens.num_sampled for row in rows) > 0
+    assert (folder / "model" / "model.safetensors").is_file()

@@ -345,3 +345,14 @@ def test_memory_does_not_rise_with_tokens_times_vocabulary():
                               cwd=Path(__file__).parents[1])  # fmt: skip
         peaks.append(float(done.stdout))
     assert peaks[1] - peaks[0] < 150
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    """A *.bin may run code while it is read, so it never is: neither alone nor beside a config that loads."""
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    for load in (lambda: load_policy(ModelConfig(path=str(tmp_path))), lambda: load_encoder(str(tmp_path))):
+        with pytest.raises(
+            ValueError, match=r"must be a model folder, got .* without weights; copy model\.safetensors"
+        ):
+            load()

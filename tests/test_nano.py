@@ -86,3 +86,21 @@ def test_vocabulary_is_filled_when_the_texts_are_rich_enough():
     assert len(build_tokenizer(texts, 600, 128)) == 600
     with pytest.raises(ValueError, match=r"warmstart\.nano\.vocab_size"):
         NanoConfig(vocab_size=200)
+
+
+def test_a_mark_is_one_token_and_what_stands_between_marks_is_spelled_the_same():
+    marks = (" [SEP] ", "click[", "]")
+    names = ["".join(random.Random(i).choices("BDKLMAEO", k=6)) for i in range(40)]
+    texts = [f"Page [SEP] {name} [SEP] red lamp [SEP] $5<action>click[{name}]</action>" for name in names for _ in "ab"]
+    marked, plain = build_tokenizer(texts, 400, 128, marks=marks), build_tokenizer(texts, 400, 128)
+    assert [len(marked.encode(mark)) for mark in marks] == [1, 1, 1]
+    assert len(plain.encode(" [SEP] ")) > 1
+    for name in names:
+        between = marked.encode(name)
+        assert marked.encode(f"Page [SEP] {name} [SEP] red")[2 : 2 + len(between)] == between
+        assert marked.encode(f"click[{name}]")[1:-1] == between
+    spelled = [plain.encode(f" {name} ") == plain.encode(f"[{name}]") for name in names]
+    assert not any(spelled)
+    phrases = build_tokenizer([texts[0]] * 9, 400, 128, num_phrases=3, marks=marks)
+    assert {phrase for phrase in phrases.get_added_vocab() if phrase not in marks} >= {names[0], "red lamp", "Page"}
+    assert "Page [SEP] " not in phrases.get_added_vocab()

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from fakes import make_strategy, make_trajectory
 
+from hsg.configfile import make_config
+from hsg.curriculum import iteration_tasks, spare_tasks
 from hsg.protocol import Task
-from hsg.refill import Dropped, Played, is_dead, refill, spare_tasks
+from hsg.refill import Dropped, Played, is_dead, refill
 from hsg.types import Candidates, Judgment
 
 DEAD, LIVE = (0.7, 0.7), (1.0, 0.0)
@@ -98,8 +100,12 @@ def test_places_do_not_depend_on_other_places() -> None:
 
 def test_spare_tasks_are_others_in_an_order_of_the_iteration() -> None:
     tasks = [task(f"t{i}") for i in range(20)]
-    spare = [t.id for t in spare_tasks(tasks, tasks[:3], 0, 7)]
-    assert sorted(spare) == sorted(t.id for t in tasks[3:])
-    assert spare == [t.id for t in spare_tasks(tasks, [replace(t) for t in tasks[:3]], 0, 7)]
-    assert spare != [t.id for t in spare_tasks(tasks, tasks[:3], 0, 8)]
-    assert spare != [t.id for t in spare_tasks(tasks, tasks[:3], 1, 7)]
+    config = make_config({"num_tasks": 20 // 2})
+
+    def order(iteration: int, **given: int) -> list[str]:
+        return [t.id for t in spare_tasks(replace(config, **given), tasks, iteration)]
+
+    taken = {t.id for t in iteration_tasks(config, tasks, 6)}
+    assert sorted(order(6)) == sorted({t.id for t in tasks} - taken)
+    assert order(6) == order(6)
+    assert len({tuple(order(i)) for i in (6, 8)} | {tuple(order(6, seed=1))}) == 3

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fakes import FakeEncoder, GuessTaskSet
 from processes import Done, run_ranks
 from safetensors.torch import load_file
+
+import hsg.collector
+from experiments.resume import find_run, read_config
+from hsg.checkpoint import newest_checkpoint
+from hsg.configfile import load_config, make_config
+from hsg.distributed import Distributed
+from hsg.tracking import RunFolder
+from hsg.trainer import Trainer
 
 OPTIONS: dict[str, Any] = {
     "num_tasks": 3, "num_strategies": 2, "num_rollouts": 2, "sigma": 2, "kappa": 0.5, "prompts": {"style": "terse"},
@@ -113,6 +123,23 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(root: Path, what: str,
     assert_same_run(expected, root / name)
 
 
+STATEFUL = [
+    "reflection.p_bad=0.4", "reflection.p_good=0.3", "rnd.weight=0.1", "advantage.estimator=gae", "rollout.max_refills=1",
+    "strategy.per=none", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_all_that_has_a_state_comes_back(root: Path) -> None:
+    """Critic, novelty predictor and reflection buffers too: 6 iterations in one piece, and with a kill after three."""
+    straight = run(root, "stateful", *STATEFUL)
+    assert straight.status == [0], straight.output[-3000:]
+    killed = run(root, "stateful-killed", *STATEFUL, kill=("optimizer_step", 14))
+    assert killed.status == [-signal.SIGKILL], killed.output[-3000:]
+    assert run(root, "stateful-killed", *STATEFUL, resume="auto").status == [0]
+    assert_same_run(root / "stateful", root / "stateful-killed")
+
+
 @pytest.mark.slow
 def test_finished_run_is_left_alone(root: Path) -> None:
     folder = whole(root, 1)
@@ -120,6 +147,98 @@ def test_finished_run_is_left_alone(root: Path) -> None:
     done = run(root, folder.name, resume="auto")
     assert (done.status, done.output) == ([0], f"{folder} is finished; nothing is left to do\n")
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()} == before
+
+
+# ---------------------------------------------------------------------------------------- which run, and as it began
+
+
+def resumed(root: Path, resume: str, *overrides: str) -> Any:
+    return find_run(read_config(root / "c.yaml", root, list(overrides), resume), resume)
+
+
+@pytest.mark.slow
+def test_another_configuration_is_refused(root: Path) -> None:
+    """What the run learns from must stay; how it is done may change."""
+    whole(root, 1)
+    for change, words in (("seed=1", "seed = 1 (it was 0)"), ("optimizer.lr=0.5", "optimizer.lr = 0.5 (it was 0.001)")):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            resumed(root, "auto", "run.name=whole1", change)
+    free = [
+        "train.iterations=7",
+        "evaluation.every=3",
+        "checkpoint.every=2",
+        "rollout.env_threads=2",
+        "log.quiet=false",
+    ]
+    found = resumed(root, "auto", "run.name=whole1", *free)
+    assert (found.checkpoint.name, found.finished) == ("iteration_000006", False)  # more iterations were asked for
+    assert resumed(root, "auto", "run.name=whole1").finished
+
+
+def test_which_run_goes_on(guesser_folder: Path, tmp_path: Path) -> None:
+    options = {"model": {"path": str(guesser_folder)}, "run": {"dir": str(tmp_path)}, "log": {"wandb": "disabled"}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(options))
+    assert resumed(tmp_path, "auto") is None  # nothing is there yet
+    assert resumed(tmp_path, "auto", "run.name=a") is None
+    config = load_config(tmp_path / "c.yaml")
+    for name in ("a", "b"):
+        RunFolder(config, name)
+    found = resumed(tmp_path, "auto")
+    assert (found.folder.name, found.checkpoint, found.finished) == ("b", None, False)  # the newest; it begins anew
+    assert resumed(tmp_path, "auto", "run.name=a").folder == tmp_path / "a"
+    assert resumed(tmp_path, "none", "run.name=a") is None
+    given = read_config(None, tmp_path, ["train.iterations=3"], str(tmp_path / "a"))
+    assert (given.run.dir, given.run.name, given.train.iterations) == (str(tmp_path), "a", 3)
+    with pytest.raises(ValueError, match="--resume must be auto, none or a run folder, got '/no/such'"):
+        read_config(None, tmp_path, [], "/no/such")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ValueError, match="run.name must be that of a run where it is resumed"):
+        resumed(tmp_path, "auto", "run.name=mine")
+
+
+def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
+    """A half-written line goes too, and the file that is finished is not finished any more."""
+    config = make_config({"run": {"dir": str(tmp_path)}, "log": {"wandb": "disabled"}})
+    run = RunFolder(config, "r")
+    for n in range(2):
+        run.metrics(n, {"a/b": n})
+        run.trajectories(n, [{"kind": "trajectory"}])
+    state = json.loads(json.dumps(run.state_dict()))
+    run.metrics(2, {"a/b": 2})
+    run.evaluation({"iteration": 2})
+    run.trajectories(2, [{"kind": "trajectory"}])
+    run.finish({"asked": []})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "a')
+    RunFolder(config, "r", resume=state)
+    assert [line["iteration"] for line in objects(run.path / "metrics.jsonl")] == [0, 1]
+    assert not (run.path / "eval.jsonl").exists()
+    assert not (run.path / "finished.json").exists()
+    assert len(list((run.path / "trajectories").iterdir())) == 2
+    RunFolder(config, "r", resume={})
+    assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "trajectories"]
+
+
+def test_time_before_the_resume_counts(guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train.max_seconds` is of the whole run: one that had used it up does no further iteration."""
+    monkeypatch.setattr(hsg.collector, "load_encoder", lambda *_: FakeEncoder())
+    options = {
+        **OPTIONS,
+        "run": {"dir": str(tmp_path)},
+        "train": {"iterations": 9, "max_seconds": 1e-3},
+        "evaluation": {},
+    }
+    config = make_config(options)
+    run = RunFolder(config, "r")
+    first = Trainer(config, GuessTaskSet(), str(guesser_folder), Distributed(), run)
+    assert first.train() == 1
+    first.close()
+    checkpoint = newest_checkpoint(run.path)
+    again = Trainer(config, GuessTaskSet(), str(guesser_folder), Distributed(), run, resume=checkpoint)
+    assert again.train() == 1
+    assert again.seconds >= first.seconds > 1e-3
+    again.close()
 
 
 # -------------------------------------------------------------------------------------------------- asked to stop
@@ -171,10 +290,17 @@ def test_second_signal_ends_at_once(root: Path) -> None:
 
 
 def ask_again() -> None:
-    """A second signal as soon as the first has been seen."""
+    """A second signal when the first has been seen for a while."""
+    import time
+
     from hsg import stopping
 
-    stopping.check = lambda: signal.raise_signal(signal.SIGTERM) if stopping.received() else None
+    def check() -> None:
+        if stopping.received():
+            time.sleep(2 * stopping.SAME_SECONDS)
+            signal.raise_signal(signal.SIGTERM)
+
+    stopping.check = check
 
 
 # ---------------------------------------------------------------------------------------------- another number of ranks

@@ -15,6 +15,7 @@ import hsg.rollout
 from hsg.config import Config, JudgeConfig
 from hsg.configfile import make_config
 from hsg.episode import Request
+from hsg.faults import fault_metrics
 from hsg.generation import Cost, Decoder
 from hsg.judge import Judge
 from hsg.protocol import FAULTS, StopReason
@@ -189,6 +190,38 @@ def test_all_break_and_the_rollout_ends_on_time(guesser: Policy, fault: tuple[st
     else:
         assert all(t.stop_reason in FAULTS and t.outcome is None for t in played)
         assert judgments == [Judgment(None)] * 4
+
+
+@pytest.mark.parametrize("fault", [("step 1", "raise"), ("start", "none"), ("step 1", "nan"), ("create", "raise")])
+def test_broken_rollout_is_played_again(guesser: Policy, fault: tuple[str, str]) -> None:
+    """Two of six break at first; played again in whole worlds, they are what they would have been at once."""
+    shape = {"num_tasks": 1, "num_strategies": 2, "num_rollouts": 3}
+    healthy, said = play(guesser, configure(env_threads=1), make_judge=self_judge(guesser), **shape)
+    world = GuessTaskSet(faults=lambda n: fault if n in (1, 4) else None)
+    played, judged = play(guesser, configure(env_threads=1, env_retries=1), world, self_judge(guesser), **shape)
+    assert_same(played, healthy)
+    assert judged == said
+    assert len(world.made) == 6 + 2
+
+
+def test_rollout_that_goes_on_breaking_is_given_up_and_counted(guesser: Policy) -> None:
+    """The first and both retries of one rollout break, one of them in another way; every attempt counts."""
+    task_set = GuessTaskSet(
+        faults=lambda n: {1: ("start", "raise"), 3: ("start", "bytes"), 4: ("start", "raise")}.get(n)
+    )
+    rollout = Rollout(configure(env_threads=1, env_retries=2), guesser, task_set)
+    try:
+        episodes = rollout.begin(requests(task_set, 1, 1, 3))
+        played, judged = rollout.play(episodes, temperature=1.3, costs=RolloutCosts())
+    finally:
+        rollout.close()
+    assert [t.valid for t in played] == [True, False, True]
+    assert judged == [Judgment(None)] * 3
+    assert [fault_metrics(rollout.errors)[f"fault/{kind}"][0] for kind in ("raised", "nonsense", "timeout")] == [
+        2,
+        1,
+        0,
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- the judge

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from experiments import study as studies
 from experiments.study import learning_curve, main, result_path, run_study
 from experiments.study_file import Cell, Study, make_cells, read_study
-from experiments.study_table import hard_tasks, look_up, mean_and_spread, write_results
+from experiments.study_table import hard_tasks, look_up, mean_and_spread, mean_curve, write_results
+from experiments.warmstart import _settings_that_matter
+from hsg.algorithms import ALGORITHMS
+from hsg.configfile import load_config
 
 STUDIES = Path(studies.__file__).parent / "studies"
 STUDY = Study(
@@ -111,20 +116,69 @@ def test_numbers_at_a_path() -> None:
         assert look_up(found, nothing) is None
 
 
+LINE = {
+    "iteration": 0,
+    "cost/environment_turns": 10,
+    "cost/sampled_tokens": 7.0,
+    "time/iteration_seconds": 3.0,
+    "reward/success": 0.5,
+}
+LINES = [LINE, {**LINE, "iteration": 1, "reward/success": 1.0}]
+
+
 def test_spending_adds_up() -> None:
-    line = {
-        "iteration": 0,
-        "rollout/turns": 2.5,
-        "cost/sampled_tokens": 7.0,
-        "time/iteration_seconds": 3.0,
-        "reward/success": 0.5,
-    }
-    curve = learning_curve([line, {**line, "iteration": 1, "reward/success": 1.0}], 4)
+    curve = learning_curve(LINES)
     assert curve["iteration"] == [1, 2]
     assert curve["environment_turns"] == [10, 20]
     assert curve["sampled_tokens"] == [7, 14]
     assert curve["seconds"] == [3, 6]
     assert curve["reward/success"] == [0.5, 1.0]
+    assert curve["evaluation/success"] == [None, None]
+
+
+def test_evaluations_stand_where_they_were_made() -> None:
+    """One before training, at no cost, and two after iteration 2, of which the last counts."""
+    found = [{"iteration": i, "success": s, "score": 0.0} for i, s in ((0, 0.1), (2, 0.2), (2, 0.3))]
+    curve = learning_curve(LINES, found)
+    assert curve["environment_turns"] == [0, 10, 20]
+    assert curve["reward/success"] == [None, 0.5, 1.0]
+    assert curve["evaluation/success"] == [0.1, None, 0.3]
+
+
+def test_mean_curve_by_hand() -> None:
+    """Seeds of 3 and 4 iterations, evaluated every second one and at their ends: (0, 2) are shared, then the ends."""
+    one = {"turns": [0, 5, 9, 14], "success": [0.0, None, 0.2, 0.4]}
+    two = {"turns": [0, 5, 11, 16, 20], "success": [0.2, None, 0.4, None, 0.6]}
+    points = mean_curve([one, two], "turns", "success")
+    assert [p[:2] for p in points] == [(0, pytest.approx(0.1)), (10, pytest.approx(0.3)), (17, pytest.approx(0.5))]
+    assert [p[2] for p in points] == pytest.approx([0.02**0.5] * 3)
+    assert [p[1] for p in mean_curve([one], "turns", "success")] == [0.0, 0.2, 0.4]
+    assert mean_curve([{"turns": [1], "success": [None]}], "turns", "success") == []
+
+
+def test_curves_are_written(tmp_path: Path) -> None:
+    results = [{**result("A", [0.5], {"t": [1, 1]}), "seed": 3, "curve": learning_curve(LINES)}]
+    write_results(replace(STUDY, hard=None), results, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert [(r["cell"], r["seed"], r["environment_turns"], r["evaluation/success"]) for r in rows] == [
+        ("A", "3", "10.0", ""), ("A", "3", "20.0", "")
+    ]  # fmt: skip
+    assert (tmp_path / "plot.png").is_file()
+
+
+def test_baselines_meet_equal_conditions() -> None:
+    """Every trained method, one warm start, equal trajectories, turns and optimizer; a window would be another model."""
+    study = read_study(STUDIES / "baselines_toy.yaml")
+    cells = {cell.name: cell for cell in make_cells(study, [0]) if cell.name != "warm start"}
+    configs = {n: load_config(STUDIES.parent / "configs" / study.base, c.overrides) for n, c in cells.items()}
+    assert set(ALGORITHMS) - {c.algorithm for c in configs.values()} == {"prompting", "react"}
+    first = configs["StraTA"]
+    for name, config in configs.items():
+        assert _settings_that_matter(config) == _settings_that_matter(first), name
+        assert config.num_tasks * config.num_strategies * config.num_rollouts == 128, name
+        assert (config.optimizer, config.evaluation) == (first.optimizer, first.evaluation), name
+        assert config.train.max_environment_turns == first.train.max_environment_turns, name
+        assert config.train.iterations == first.train.iterations, name
 
 
 @pytest.mark.slow

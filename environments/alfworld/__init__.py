@@ -4,7 +4,7 @@ task_set = environments.make("alfworld", data="~/alfworld", tasks=["pick_and_pla
 task_set = environments.make("alfworld", data="generated")          # no download: games made here, once
 
 games.py           splits, task types and files
-pool.py, worker.py processes that hold the engine, and the pipe to them
+pool.py, worker.py the two ends of the pipe to the processes that hold the engine
 speed.py           why a step takes milliseconds: the engine's pure functions remember
 episode.py         Environment and TaskSet
 experts.py         planner and handcoded expert
@@ -23,6 +23,7 @@ from environments.alfworld import games
 from environments.alfworld.episode import AlfWorldTaskSet
 from environments.alfworld.games import KINDS, SPLITS
 from environments.alfworld.pool import Pool
+from environments.workers import usable_cores
 
 __all__ = ["KINDS", "SPLITS", "make_task_set"]
 
@@ -61,7 +62,7 @@ def make_task_set(
     if expert not in EXPERTS:
         raise ValueError(f"alfworld.expert must be one of {', '.join(EXPERTS)}, got {expert!r}; choose one")
     if num_workers is None:
-        num_workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        num_workers = usable_cores()
     for name, value in (
         ("max_games_per_type", max_games_per_type),
         ("num_workers", num_workers),

@@ -1,13 +1,13 @@
 """Demonstrations for the warm start: a strategy names the places to search, and the play does just that.
 
-    strategy     "Search the drawers, then the shelves for the pen. Put it on the desk."
+    strategy     "Search every drawer, then every shelf for the pen. Put it in the desk."
     play         go to drawer 1, open drawer 1, go to drawer 2, open drawer 2, take pen 1 from drawer 2, go to desk 1, ...
 
-The play uses only what the game has said so far.  Half of the strategies start where the object is (the planner tells),
+The play uses only what the game has said so far.  Three in five strategies start where the object is (the planner tells),
 the others do not and are followed all the same, so a pupil learns to follow; which places suit which object is left to
 reinforcement.  Commands are taken from the admissible ones, so they are in the language of the game.
-Deliberately absent: games whose task is not one of the templates (the warm start makes strategies out of their expert
-actions), several objects in one hand, closing doors.
+Shown is only what wins within MAX_SHOWN_TURNS, where any does.  Deliberately absent: games whose task is not one of the
+templates (the warm start makes strategies out of their expert actions), several objects in one hand, closing doors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from hsg.protocol import Demonstration, Environment, Task
 
 MAX_TURNS = 50
-NUM_DEMONSTRATIONS = 4
+MAX_SHOWN_TURNS = 12  # a longer search is much of the same, and a pupil learns little else from it
+NUM_DEMONSTRATIONS, NUM_SUITED = 5, 3
 WASTED_SHARE = 1 / 3
 IDLE = ("look", "inventory")
 TASK = re.compile(
@@ -32,8 +33,8 @@ TASK = re.compile(
 )
 ITEM = re.compile(r"\ba ([a-z]+ \d+)")
 SEARCH = (
-    "Search the {first}, then the {second} for the {obj}.",
-    "Look for the {obj} in the {first}, then in the {second}.",
+    "Search every {first}, then every {second} for the {obj}.",
+    "Look for the {obj} in every {first}, then in every {second}.",
 )
 TOOLS = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
@@ -171,14 +172,10 @@ def kind_of(name: str) -> str:
     return name.split()[0]
 
 
-def plural(kind: str) -> str:
-    return "shelves" if kind == "shelf" else f"{kind}es" if kind.endswith("s") else f"{kind}s"
-
-
 def make_demonstrations(
     task: Task, seed: int, create: Callable[[], Environment], expert: Callable[[], list[str] | None]
 ) -> list[Demonstration]:
-    """Four demonstrations, half of which begin where the object is; [] where the task's sentence is none of the templates."""
+    """One to five demonstrations, most of which begin where the object is; [] where the task's sentence is no template."""
     rng = random.Random(f"{task.id}/{seed}")
     scout = create()
     try:
@@ -188,7 +185,7 @@ def make_demonstrations(
     errand = Errand.read(task.kind, first)
     if errand is None:
         return []
-    made = []
+    made: list[tuple[Demonstration, bool]] = []
     for order, fits in _orders(rng, errand, first, expert() or []):
         environment = create()
         try:
@@ -196,12 +193,12 @@ def make_demonstrations(
             search.play()
         finally:
             environment.close()
-        first_kind, second_kind = map(plural, order)
+        first_kind, second_kind = order
         text = rng.choice(SEARCH).format(first=first_kind, second=second_kind, obj=errand.obj)
         text += " " + errand.end
-        made.append(_with_waste(rng, text, search.actions, fits))
+        made.append((_with_waste(rng, text, search.actions, fits), search.won))
     rng.shuffle(made)
-    return made
+    return [shown for shown, won in made if won and len(shown.actions) <= MAX_SHOWN_TURNS] or [made[0][0]]
 
 
 def _orders(
@@ -214,7 +211,7 @@ def _orders(
     wrong = [kind for kind in kinds if kind not in found]
     lamp = [kind_of(place) for place in _destinations(plan)[1:] if errand.kind == LOOK and kind_of(place) in kinds]
     for index in range(NUM_DEMONSTRATIONS):
-        fits = bool(right) and (index < NUM_DEMONSTRATIONS // 2 or not wrong)
+        fits = bool(right) and (index < NUM_SUITED or not wrong)
         one = right[0] if fits else rng.choice(wrong or kinds)
         others = [kind for kind in kinds if kind != one] or [one]
         if fits and lamp[-1:] != [one]:

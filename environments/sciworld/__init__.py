@@ -19,6 +19,7 @@ from environments.sciworld.catalog import GROUPS, TASKS
 from environments.sciworld.engine import Pool
 from environments.sciworld.episode import SciWorldTaskSet
 from environments.sciworld.gold import ExpertStore
+from environments.workers import usable_cores
 
 __all__ = ["GROUPS", "TASKS", "make_task_set"]
 
@@ -45,7 +46,7 @@ def make_task_set(
     kinds = catalog.select_tasks(tasks)
     simplifications = catalog.check_simplifications(simplifications, kinds)
     if num_engines is None:
-        num_engines = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        num_engines = usable_cores()
     for name, value, least in (
         ("max_variations_per_task", max_variations_per_task, 1),
         ("num_engines", num_engines, 1),

@@ -1,12 +1,13 @@
 """Demonstrations: what a customer could plan from the instruction alone, suited or not, and play that follows it.
 
     strategy   "Search long sleeve quick dry shirts. Open the first result, choose red, large, then buy."
-    play       search[long sleeve quick dry shirts], click[NOVALI], click[red], click[large], click[Buy Now]
+    play       search[long sleeve quick dry shirts], click[NOVA], click[red], click[large], click[Buy Now]
 
 A strategy fixes what to search (all that is wanted, attributes and kind, or the kind alone), which result to open (the
 first, the cheapest, the one whose title fits best), and whether to choose the options.  All of them are played; one suits
-where the purchase earns the full reward.  Half of those shown suit where any does, so a pupil learns to follow a strategy
-whether it suits or not, and which one suits is left to reinforcement.  Deliberately absent: any use of the goal's product.
+where the purchase earns the full reward.  Two in three of those shown suit where so many do, so a pupil learns to follow
+a strategy whether it suits or not, and which one suits is left to reinforcement.  Deliberately absent: any use of the
+goal's product.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ QUERIES = ("all", "attributes", "kind")
 CHOICES = {"first": "the first result", "cheapest": "the cheapest result", "title": "the result whose title fits best"}
 OPTIONS = (True, False)
 PREV, BUY = f"click[{pages.PREV}]", f"click[{pages.BUY}]"
-NUM_SHOWN = 4
+NUM_SHOWN, NUM_SUITED = 3, 2
 FEATURES_SHARE = 1 / 4  # of the strategies say to read the features first
 WASTED_SHARE = 1 / 3  # of the demonstrations contain a detour
 
@@ -51,7 +52,7 @@ class _Play:
 
 
 def make_demonstrations(task: Task, seed: int, create: Callable[[], Environment], goal: Goal) -> list[Demonstration]:
-    """At most NUM_SHOWN demonstrations of one task, half of which suit where so many do. `create` makes an episode."""
+    """At most NUM_SHOWN demonstrations of one task, NUM_SUITED of which suit where so many do. `create` makes an episode."""
     rng = random.Random(f"{task.id}/{seed}")
     wanted = goal["goal_options"]
     wish = Wish(
@@ -66,7 +67,7 @@ def make_demonstrations(task: Task, seed: int, create: Callable[[], Environment]
             plays.append(play)
     rng.shuffle(plays)
     suited, others = [p for p in plays if p.fits], [p for p in plays if not p.fits]
-    num_suited = min(len(suited), max(NUM_SHOWN // 2, NUM_SHOWN - len(others)))
+    num_suited = min(len(suited), max(NUM_SUITED, NUM_SHOWN - len(others)))
     shown = suited[:num_suited] + others[: NUM_SHOWN - num_suited]
     rng.shuffle(shown)
     return [_with_detour(play, rng) if rng.random() < WASTED_SHARE else _plain(play) for play in shown]

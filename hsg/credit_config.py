@@ -1,6 +1,6 @@
-"""Options that one baseline alone reads; sections of `config.py`.
+"""Options of rewards and advantages, and those that one baseline alone reads; sections of `config.py`.
 
-Deliberately absent: options that several methods share (`advantage.gamma`, `advantage.whiten`, `reward.turns`).
+Deliberately absent: an option that says the same for two methods twice (`advantage.gamma` is GiGPO's as well as PPO's).
 """
 
 from __future__ import annotations
@@ -9,6 +9,47 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hsg.checks import require
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    turns: Literal["outcome", "dense"] = (
+        "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
+    )
+    format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
+    length_penalty: bool = False
+    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
+    scale: float = 1.0  # outcomes are multiplied by it before anything else
+    invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
+
+    def __post_init__(self) -> None:
+        for name in ("format_penalty", "invalid_action_penalty"):
+            require(getattr(self, name) >= 0, f"reward.{name}", ">= 0 (it is subtracted)", getattr(self, name))
+        require(
+            0 <= self.length_penalty_start < 1, "reward.length_penalty_start", "in [0, 1)", self.length_penalty_start
+        )
+        require(self.scale > 0, "reward.scale", "> 0", self.scale)
+
+
+@dataclass(frozen=True)
+class AdvantageConfig:
+    estimator: str = (
+        "group"  # how actions are credited, a name of hsg/estimators.py: group, rloo, reinforce++, gigpo, gae
+    )
+    turn_baseline: Literal["pooled", "trajectory"] = "pooled"  # whose mean and std (estimator group)
+    std: Literal["population", "sample", "none"] = "population"
+    eps: float = 1e-6
+    gamma: float = 1.0  # discount of the return-to-go (reinforce++, gigpo, gae), per unit
+    unit: Literal["turn", "token"] = "turn"  # what an advantage is of
+    whiten: bool = False  # the whole batch to mean 0 and std 1 afterwards
+    entropy_bonus: float = 0.0  # EntropyAdv: A + min(entropy_bonus * entropy, entropy_cap * |A|) per token; 0: off
+    entropy_cap: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.eps > 0, "advantage.eps", "> 0", self.eps)
+        require(0 <= self.gamma <= 1, "advantage.gamma", "in [0, 1]", self.gamma)
+        for name in ("entropy_bonus", "entropy_cap"):
+            require(getattr(self, name) >= 0, f"advantage.{name}", ">= 0", getattr(self, name))
 
 
 @dataclass(frozen=True)
