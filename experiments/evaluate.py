@@ -248,7 +248,10 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--compare", metavar="OTHER", help="another model or run, or a result of this command (.json)")
     parser.add_argument(
-        "--save-unsolved", type=Path, metavar="FILE", help="tasks that no sample solved, for tasks.file"
+        "--save-unsolved",
+        type=Path,
+        metavar="FILE",
+        help="tasks that no sample solved; of --split train: for tasks.file",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="result as JSON; default: evaluations/ in the run folder or here"

@@ -683,7 +683,7 @@ def test_expert_goes_on_until_a_product_has_all_options(tmp_path):
 def test_demonstrations_do_what_they_say(task_set):
     tasks = task_set.tasks("train")[:80]
     shown = [(task, item) for task in tasks for item in task_set.demonstrations(task, 0)]
-    assert len(shown) == 3 * len(tasks)
+    assert len(shown) == 5 * len(tasks)
     for task, item in shown:
         for actions in (item.actions, [a for turn, a in enumerate(item.actions) if turn not in item.wasted]):
             episode = task_set.create(task, 0)

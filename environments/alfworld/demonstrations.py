@@ -6,8 +6,8 @@
 The play uses only what the game has said so far.  Three in five strategies start where the object is (the planner tells),
 the others do not and are followed all the same, so a pupil learns to follow; which places suit which object is left to
 reinforcement.  Commands are taken from the admissible ones, so they are in the language of the game.
-Shown is only what wins within MAX_SHOWN_TURNS, where any does.  Deliberately absent: games whose task is not one of the
-templates (the warm start makes strategies out of their expert actions), several objects in one hand, closing doors.
+Deliberately absent: games whose task is not one of the templates (the warm start makes strategies out of their expert
+actions), several objects in one hand, closing doors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from hsg.protocol import Demonstration, Environment, Task
 
 MAX_TURNS = 50
-MAX_SHOWN_TURNS = 12  # a longer search is much of the same, and a pupil learns little else from it
 NUM_DEMONSTRATIONS, NUM_SUITED = 5, 3
 WASTED_SHARE = 1 / 3
 IDLE = ("look", "inventory")
@@ -175,7 +174,7 @@ def kind_of(name: str) -> str:
 def make_demonstrations(
     task: Task, seed: int, create: Callable[[], Environment], expert: Callable[[], list[str] | None]
 ) -> list[Demonstration]:
-    """One to five demonstrations, most of which begin where the object is; [] where the task's sentence is no template."""
+    """Five demonstrations, three of which begin where the object is; [] where the task's sentence is none of the templates."""
     rng = random.Random(f"{task.id}/{seed}")
     scout = create()
     try:
@@ -185,7 +184,7 @@ def make_demonstrations(
     errand = Errand.read(task.kind, first)
     if errand is None:
         return []
-    made: list[tuple[Demonstration, bool]] = []
+    made = []
     for order, fits in _orders(rng, errand, first, expert() or []):
         environment = create()
         try:
@@ -196,9 +195,9 @@ def make_demonstrations(
         first_kind, second_kind = order
         text = rng.choice(SEARCH).format(first=first_kind, second=second_kind, obj=errand.obj)
         text += " " + errand.end
-        made.append((_with_waste(rng, text, search.actions, fits), search.won))
+        made.append(_with_waste(rng, text, search.actions, fits))
     rng.shuffle(made)
-    return [shown for shown, won in made if won and len(shown.actions) <= MAX_SHOWN_TURNS] or [made[0][0]]
+    return made
 
 
 def _orders(

@@ -1,11 +1,11 @@
 """Demonstrations: what a customer could plan from the instruction alone, suited or not, and play that follows it.
 
     strategy   "Search long sleeve quick dry shirts. Open the first result, choose red, large, then buy."
-    play       search[long sleeve quick dry shirts], click[NOVA], click[red], click[large], click[Buy Now]
+    play       search[long sleeve quick dry shirts], click[NOVALI], click[red], click[large], click[Buy Now]
 
 A strategy fixes what to search (all that is wanted, attributes and kind, or the kind alone), which result to open (the
 first, the cheapest, the one whose title fits best), and whether to choose the options.  All of them are played; one suits
-where the purchase earns the full reward.  Two in three of those shown suit where so many do, so a pupil learns to follow
+where the purchase earns the full reward.  Three in five of those shown suit where so many do, so a pupil learns to follow
 a strategy whether it suits or not, and which one suits is left to reinforcement.  Deliberately absent: any use of the
 goal's product.
 """
@@ -26,7 +26,7 @@ QUERIES = ("all", "attributes", "kind")
 CHOICES = {"first": "the first result", "cheapest": "the cheapest result", "title": "the result whose title fits best"}
 OPTIONS = (True, False)
 PREV, BUY = f"click[{pages.PREV}]", f"click[{pages.BUY}]"
-NUM_SHOWN, NUM_SUITED = 3, 2
+NUM_SHOWN, NUM_SUITED = 5, 3
 FEATURES_SHARE = 1 / 4  # of the strategies say to read the features first
 WASTED_SHARE = 1 / 3  # of the demonstrations contain a detour
 

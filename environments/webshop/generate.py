@@ -2,7 +2,7 @@
 
     python -m environments.webshop.generate --out DIR [--num 800] [--seed 0]
 
-    NOVA  "Quick Dry Shirts"  $24.5   color: red, navy, teal   size: small, large   [quick dry, long sleeve, ...]
+    NOVALI  "Quick Dry Shirts"  $24.5   color: red, navy, teal   size: small, large   [quick dry, long sleeve, ...]
 
 Texts are short, so that a page fits a small model.  Many products are of one kind and differ in their attributes, so a
 search for the kind alone finds a wrong one first.  The same number and seed give the same bytes.  Deliberately absent: any
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VERSION = 2  # raise it when the same arguments give other files
+VERSION = 1  # raise it when the same arguments give other files
 NUM_PRODUCTS = 800
 KINDS: dict[str, dict[str, list[str]]] = {
     "fashion": {
@@ -77,9 +77,7 @@ def make_files(folder: Path, num_products: int = NUM_PRODUCTS, seed: int = 0) ->
     """Write items_shuffle.json, items_ins_v2.json, items_human_ins.json and title_nouns.json."""
     rng = random.Random(f"webshop/{VERSION}/{seed}")
     syllables = ["".join(pair) for pair in itertools.product(CONSONANTS, VOWELS)]
-    # Two syllables where they suffice: a small model has to copy the name from a page into an action.
-    names = ["".join(pair) for pair in itertools.product(syllables, repeat=2 if num_products < 1000 else 3)]
-    names = rng.sample(names, num_products)
+    names = rng.sample(["".join(three) for three in itertools.product(syllables, repeat=3)], num_products)
     products, facts, human, nouns = [], {}, {}, {}
     for name in names:
         category = rng.choice(list(KINDS))
