@@ -184,6 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.every < 1:
             raise ValueError(f"--every must be >= 1, got {options.every}; 1 keeps all iterations")
         out = options.out or default_out(options.runs)
+        if not out.name:
+            raise ValueError(f"--out must be a file that can be written, got {str(out)!r}; name a file")
         try:
             write_page(options.runs, out, every=options.every, map_method=options.map, map_texts=options.map_texts)
         except OSError as error:

@@ -70,10 +70,10 @@ def unused_options(config: Config) -> list[str]:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys; environment options and templates stay whole."""
+    """Dotted keys; mappings whose keys are the user's (environment options, templates, markers) stay whole."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        inner = isinstance(value, dict) and key not in ("options", "templates")
+        inner = isinstance(value, dict) and key not in ("options", "templates", "markers")
         flat |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
     return flat
 

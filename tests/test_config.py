@@ -181,6 +181,7 @@ def test_options_that_are_never_read_are_named() -> None:
     assert unused_options(make_config({**given, "judge": {"enabled": True}})) == ["gigpo.omega"]
     for algorithm in ALGORITHMS:
         assert unused_options(make_config({"algorithm": algorithm})) == []
+    assert unused_options(make_config({"prompts": {"markers": {"action": "<do>"}}})) == []
 
 
 def test_what_decides_whether_an_option_is_read_exists() -> None:

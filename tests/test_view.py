@@ -16,7 +16,7 @@ import yaml
 from browser import CHROMIUM, Browser
 
 from experiments.view import main, to_json, token_texts, write_page
-from experiments.viewer.folder import read_run
+from experiments.viewer.folder import read_config, read_run
 from experiments.viewer.maps import add_maps, bag_of_words, choose_texts, project
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>{{POLICY}}<!--SCRIPT-->\x00\x1b[31m\u202eevil\u2028&amp;"
@@ -169,6 +169,20 @@ def test_half_a_line_and_strange_lines_are_left_out_and_counted(tmp_path: Path) 
     }
 
 
+def test_turns_that_are_no_list_are_none(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+    change(folder, lambda records: first_trajectory(records).update(turns=5))
+    assert read_run(folder, "c", lambda *_: None)["trajectories"]["turns"].count(0) == 1
+
+
+@pytest.mark.parametrize("text", ["a: !!set {x}", "a: &b [*b]", "[" * 5000, "a: b: c"])
+def test_a_config_that_no_page_can_hold_is_none(text: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+    (folder / "config.yaml").write_text(text)
+    assert write_page([folder], tmp_path / "p.html", map_method="none").is_file()
+    assert read_config(folder) == {}
+
+
 @pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl", "eval.jsonl"])
 def test_a_run_without_some_files_is_read(tmp_path: Path, missing: str) -> None:
     folder = write_run(tmp_path / "r")
@@ -316,6 +330,7 @@ def test_json_is_strict_and_ascii() -> None:
         (["nowhere"], "RUN must be a run folder, got 'nowhere'"),
         ([], "the following arguments are required: RUN"),
         (["r", "--every", "0"], "--every must be >= 1, got 0"),
+        (["r", "--out", ""], "--out must be a file that can be written, got '.'"),
         (["r", "--out", "no/such/folder/p.html"], "--out must be a file that can be written"),
         (["r", "--map", "tsne"], "invalid choice: 'tsne'"),
     ],

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hsg.configfile import read_yaml
 from hsg.records import TOKEN_FIELDS
 
 COLUMNS = ("n", "m", "outcome", "score", "success", "stop", "turns", "flagged", "advantage")
@@ -123,7 +122,8 @@ def _strategies(kinds: dict[str, list[dict[str, Any]]], texts: _Names) -> dict[s
 
 
 def _add_row(record: dict[str, Any], columns: dict[str, list[Any]], stops: _Names) -> None:
-    turns = [turn for turn in record.get("turns") or () if isinstance(turn, dict)]
+    turns = record.get("turns")
+    turns = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
     record["turns"] = turns
     advantages = [value for turn in turns if (value := number(turn.get("advantage"))) is not None]
     row = {
@@ -198,7 +198,7 @@ def read_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The run's options; none where config.yaml is missing or broken."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        config = read_yaml(folder / "config.yaml", "config.yaml")
+        return json.loads(json.dumps(config))  # YAML knows sets, dates and circles, the page does not
+    except (ValueError, TypeError, RecursionError):
         return {}
-    return config if isinstance(config, dict) else {}
