@@ -268,6 +268,12 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         raise ValueError(
             f"--k must be in 1..{options.num_samples} (--num-samples), got {options.k[-1]}; draw more samples"
         )
+    for name in ("out", "save_unsolved"):  # before anything is played
+        path = getattr(options, name)
+        if path is not None and (not path.name or path.is_dir()):
+            raise ValueError(f"--{name.replace('_', '-')} must be a file, got {str(path)!r}; name a file in it")
+    if options.save_unsolved is not None and not options.save_unsolved.absolute().parent.is_dir():
+        raise ValueError(f"--save-unsolved must be in a folder that is there, got {str(options.save_unsolved)!r}")
     if options.num_tasks is not None and options.num_tasks != "all" and not options.num_tasks.isdecimal():
         raise ValueError(f"--num-tasks must be a whole number or all, got {options.num_tasks!r}")
     if options.given is None:
@@ -315,6 +321,8 @@ def read_result(path: Path) -> dict[str, dict[str, Any]]:
     """Split -> summary of a file that this command wrote."""
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+        for task in summary["tasks"]:
+            [task[name] for name in ("task_id", "num_samples", "success", "score")]  # what `compare` reads
         return {summary["split"]: {"tasks": summary["tasks"]}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--compare must be a result of hsg evaluate, got {str(path)!r}: {error}") from None

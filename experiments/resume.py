@@ -71,12 +71,17 @@ def find_run(config: Config, resume: str) -> Resumed | None:
         )
     checkpoint = newest_checkpoint(folder)
     state = read_state(checkpoint, tensors=False) if checkpoint else {}
-    finished = False
-    if (folder / FINISHED).is_file():
-        # A run that was to last longer by now is not finished.
-        done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-        finished = done.get("asked") == [config.train.iterations, config.train.max_seconds]
+    # A run that was to last longer by now is not finished.
+    finished = _asked(folder / FINISHED) == [config.train.iterations, config.train.max_seconds]
     return Resumed(folder, checkpoint, state, finished)
+
+
+def _asked(path: Path) -> Any:
+    """What a finished run had been asked for; None where the file is missing, or empty since the disk was full."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))).get("asked")
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _newest(runs: Path) -> Path | None:

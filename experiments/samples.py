@@ -22,6 +22,10 @@ from hsg.pass_at_k import distinct_outcomes, pass_at_k
 from hsg.types import Trajectory
 
 Row = dict[str, Any]
+FIELDS = (
+    "task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason", "reached", "tokens",
+    "strategy_tokens", "surprise", "strategy_surprise",
+)  # fmt: skip
 
 
 def row_of(trajectory: Trajectory, sample: int) -> Row:
@@ -51,13 +55,13 @@ class SampleFile:
         self.rows: list[Row] = []
         head = json.dumps({"settings": settings}, sort_keys=True)
         if path.is_file() and path.stat().st_size:
-            first, *rest = path.read_text(encoding="utf-8").split("\n")
-            if first != head:
+            first, *rest = path.read_bytes().split(b"\n")
+            if first.rstrip(b"\r") != head.encode():
                 raise ValueError(
                     f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file"
                 )
-            for line in rest[:-1]:  # what stands behind the last line end is half a line, or nothing
-                self.rows.append(json.loads(line))
+            for number, line in enumerate(rest[:-1], 2):  # behind the last line end stands half a line, or nothing
+                self.rows.append(_read_row(line, f"line {number} of {str(path)!r}"))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".tmp")
         draft.write_text("".join(line + "\n" for line in (head, *map(json.dumps, self.rows))), encoding="utf-8")
@@ -73,6 +77,19 @@ class SampleFile:
     def done(self) -> set[tuple[str, int]]:
         """(task, sample) pairs that need not be played again; broken ones are."""
         return {(row["task_id"], row["sample"]) for row in self.rows if row["outcome"] is not None}
+
+
+def _read_row(line: bytes, where: str) -> Row:
+    """A row from its line. ValueError for a line that `row_of` has not made."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not row.keys() >= set(FIELDS):
+        raise ValueError(
+            f"--out must hold whole samples, got another thing in {where}; delete that line, and its sample is played again"
+        )
+    return row
 
 
 def summarise(

@@ -25,8 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from experiments.arguments import Parser, refuse
 from experiments.study_file import CONFIGS, Cell, Study, make_cells, read_study
 from experiments.study_table import write_results
+from hsg.checks import require
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -135,7 +137,10 @@ def run_study(study_path: Path, study: Study, cells: Sequence[Cell], out: Path, 
     """Run the cells that have no result yet, `jobs` at a time. Returns those that failed."""
     import shutil
 
-    (out / "cells").mkdir(parents=True, exist_ok=True)
+    try:
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out must be a folder that can be written, got {str(out)!r}: {error.strerror}") from None
     todo = list({cell.key: cell for cell in cells if not result_path(out, cell).is_file()}.values())
     print(f"{study.title}: {len(cells)} cells, {len(todo)} to run, {jobs} at a time -> {out}", flush=True)
 
@@ -164,9 +169,43 @@ def result_path(out: Path, cell: Cell) -> Path:
     return out / "cells" / f"{cell.key}.json"
 
 
+def _result(path: Path) -> dict[str, Any]:
+    """What `run_cell` returned. ValueError where the file holds something else."""
+    try:
+        result = json.loads(path.read_bytes())
+    except ValueError:
+        result = None
+    whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve"} <= result.keys()
+    require(
+        whole, "a cell's result", "what this command wrote", str(path), "delete that file, and the cell is run again"
+    )
+    return result
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--seeds must be whole numbers with commas, got {text!r}; for example --seeds 0,1,2"
+        ) from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a cell failed, 2 bad input."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Exit status: 0 done, 1 a cell failed, 2 bad input, 130 interrupted (the same command goes on)."""
+    try:
+        return _main(arguments)
+    except ValueError as error:
+        return refuse(error)
+    except OSError as error:  # a full disk, say
+        return refuse(error, 1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with the cells that have no result", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", type=Path, help="a file of experiments/studies")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default 0,1,2)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at the same time (default 1)")
@@ -177,21 +216,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the command of every cell instead of running it")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    try:
-        study = read_study(options.study)
-        out = options.out or Path("runs/studies") / study.name
-        if options.cell:
-            given = json.loads(options.cell)
-            cell = Cell(**{**given, "overrides": tuple(given["overrides"])})
-            path = result_path(out, cell)
-            draft = path.with_suffix(".tmp")
-            draft.write_text(json.dumps(run_cell(study, cell, out)), encoding="utf-8")
-            os.replace(draft, path)
-            return 0
-        cells = make_cells(study, [int(seed) for seed in options.seeds.split(",")], options.set)
-    except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    study = read_study(options.study)
+    out = options.out or Path("runs/studies") / study.name
+    if options.cell:
+        given = json.loads(options.cell)
+        cell = Cell(**{**given, "overrides": tuple(given["overrides"])})
+        path = result_path(out, cell)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(run_cell(study, cell, out)), encoding="utf-8")
+        os.replace(draft, path)
+        return 0
+    cells = make_cells(study, _seeds(options.seeds), options.set)
     if options.dry_run:
         for cell in cells:
             config = Path("experiments/configs") / study.base
@@ -200,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = run_study(options.study, study, cells, out, max(1, options.jobs))
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(out, cell).is_file()]
-    results = [json.loads(result_path(out, cell).read_text()) | {"cell": cell.name} for cell in there]
+    results = [_result(result_path(out, cell)) | {"cell": cell.name} for cell in there]
     if results:
         print(write_results(study, results, out))
     return 1 if failed else 0

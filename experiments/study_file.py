@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hsg.checks import require
 from hsg.configfile import load_config, read_yaml, to_dict
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -62,6 +63,17 @@ def read_study(path: Path) -> Study:
         raise ValueError(f"the study must have the keys title, base, cells, got {str(path)!r} {word}")
     if not isinstance(given["cells"], dict) or not all(isinstance(c, dict | None) for c in given["cells"].values()):
         raise ValueError(f"cells must be a mapping of names to options, got {given['cells']!r:.80} in {str(path)!r}")
+    for key, kind, rule in (
+        ("title", str, "a text"), ("base", str, "the name of a file of experiments/configs"), ("split", str, "a text"),
+        ("curve", str, "a text"), ("set", dict, "a mapping of options"), ("columns", dict, "a mapping of names to paths"),
+        ("paper", dict, "a mapping of cells to texts"), ("hard", str | None, "the name of a cell"),
+    ):  # fmt: skip
+        require(key not in given or isinstance(given[key], kind), key, f"{rule} in {str(path)!r}", given.get(key))
+    known_cells = [str(name) for name in given["cells"]]
+    require(bool(known_cells), "cells", f"a mapping of at least one cell in {str(path)!r}", given["cells"])
+    require(given.get("hard") in (None, *known_cells), "hard", f"a cell of {str(path)!r}", given.get("hard"))
+    require(all(isinstance(p, str) for p in given.get("columns", {}).values()), "columns",
+            f"a mapping of names to paths in {str(path)!r}", given.get("columns"))  # fmt: skip
     return Study(name=path.stem, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})
 
 
@@ -70,8 +82,13 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
     cells: dict[tuple[str, str], Cell] = {}
     for name, changed in study.cells.items():
         options = {**study.set, **changed}
-        samples = int(options.pop("samples", study.samples))
-        plain = [f"{key}={json.dumps(value)}" for key, value in options.items()] + list(extra)
+        samples = options.pop("samples", study.samples)
+        whole = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1
+        require(whole, f"samples of cell {name}", "a whole number >= 1", samples)
+        try:
+            plain = [f"{key}={json.dumps(value)}" for key, value in options.items()] + list(extra)
+        except TypeError:
+            raise ValueError(f"options of cell {name} must be plain values, got {options!r:.200}") from None
         trained = load_config(CONFIGS / study.base, plain).train.iterations > 0
         for seed in seeds if trained else seeds[:1]:
             overrides = (*plain, f"seed={seed if trained else 0}")

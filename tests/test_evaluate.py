@@ -12,7 +12,7 @@ from test_trainer import configure
 
 import environments
 from experiments import evaluate
-from experiments.evaluate import evaluate_split, find_model, main, settings_of
+from experiments.evaluate import evaluate_split, find_model, main, read_result, settings_of
 from experiments.samples import SampleFile, compare, summarise, unsolved
 from hsg.configfile import dump_config
 from hsg.distributed import Distributed
@@ -97,6 +97,25 @@ def test_sample_file_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="same settings"):
         SampleFile(path, {"split": "test"})
     assert len(SampleFile(path, {"split": "dev"}).rows) == len(ROWS)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[1]", b'{"task_id": "t9", "sample": 0}', b"\xff"])
+def test_a_damaged_sample_is_named_and_nothing_is_lost(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, {}).add(ROWS)
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line + b"\n" + b"".join(rest))
+    held = path.read_bytes()
+    with pytest.raises(ValueError, match=r"whole samples, got another thing in line 2 of .*s.jsonl'; delete that line"):
+        SampleFile(path, {})
+    assert path.read_bytes() == held
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"split": "dev", "tasks": 5}', '{"split": "dev", "tasks": [{}]}'])
+def test_a_result_that_is_none_is_not_compared(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="--compare must be a result of hsg evaluate"):
+        read_result(tmp_path / "a.json")
 
 
 def test_a_stopped_evaluation_ends_like_an_unbroken_one(
@@ -197,6 +216,9 @@ def test_command_prints_tables_and_writes_json(
         (["m", "--k", "1,x"], "--k must be whole numbers with commas, got '1,x'"),
         (["m", "--k", "4"], "--k must be in 1..3 (--num-samples), got 4"),
         (["m", "--num-tasks", "some"], "--num-tasks must be a whole number or all, got 'some'"),
+        (["m", "--out", ""], "--out must be a file, got '.'"),
+        (["m", "--save-unsolved", "."], "--save-unsolved must be a file, got '.'"),
+        (["m", "--save-unsolved", "no/x.txt"], "--save-unsolved must be in a folder that is there, got 'no/x.txt'"),
         (["nano", "--env", "toy"], "MODEL must name a trained model"),
         (["no/such/model", "--env", "toy"], "must be"),
         (["m", "--env", "moon"], "environment.name must be one of"),

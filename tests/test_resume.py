@@ -186,6 +186,9 @@ def test_which_run_goes_on(guesser_folder: Path, tmp_path: Path) -> None:
     found = resumed(tmp_path, "auto")
     assert (found.folder.name, found.checkpoint, found.finished) == ("b", None, False)  # the newest; it begins anew
     assert resumed(tmp_path, "auto", "run.name=a").folder == tmp_path / "a"
+    for text in ("", "[]", "{}", "\udcff"):  # the disk was full, say
+        (tmp_path / "a" / "finished.json").write_text(text, errors="surrogateescape")
+        assert not resumed(tmp_path, "auto", "run.name=a").finished
     assert resumed(tmp_path, "none", "run.name=a") is None
     given = read_config(None, tmp_path, ["train.iterations=3"], str(tmp_path / "a"))
     assert (given.run.dir, given.run.name, given.train.iterations) == (str(tmp_path), "a", 3)

@@ -54,6 +54,22 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("title: a\nbase: b\ncells: {}\ncell: {}", "with the unknown key cell"),
         ("title: a\nbase: b\ncells: [1]", "cells must be a mapping"),
         ("title: a\nbase: smoke.yaml\ncells: {x: {kapa: 1}}", "did you mean kappa"),
+        ("title: a\nbase: 5\ncells: {x: }", "base must be the name of a file"),
+        ("title: a\nbase: smoke.yaml\ncells: {}", "at least one cell"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nset: [1]", "set must be a mapping of options"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nset:", "set must be a mapping of options"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\ncolumns: {a: 1}", "columns must be a mapping of names to paths"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nhard: y", "hard must be a cell of"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nsplit: 5", "split must be a text"),
+        (
+            "title: a\nbase: smoke.yaml\ncells: {x: }\nsamples:",
+            "samples of cell x must be a whole number >= 1, got None",
+        ),
+        (
+            "title: a\nbase: smoke.yaml\ncells: {x: {samples: 0}}",
+            "samples of cell x must be a whole number >= 1, got 0",
+        ),
+        ("title: a\nbase: smoke.yaml\ncells: {x: {kappa: !!set {a}}}", "options of cell x must be plain values"),
     ):
         path.write_text(text)
         assert main([str(path)]) == 2
@@ -61,6 +77,50 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert message in said
         assert said.count("\n") == 1
     assert main([str(tmp_path / "none.yaml")]) == 2
+
+
+GOOD = "title: a\nbase: smoke.yaml\ncells: {x: }"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "1,a"], "--seeds must be whole numbers with commas, got '1,a'"),
+        (["--sead", "1"], "unrecognized arguments: --sead 1"),
+        (["--out", "s.yaml"], "--out must be a folder that can be written, got 's.yaml'"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(GOOD)
+    assert main(["s.yaml", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_result_is_named_and_kept(text: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "s.yaml").write_text(GOOD)
+    path = result_path(tmp_path, make_cells(read_study(tmp_path / "s.yaml"), [0])[0])
+    path.parent.mkdir()
+    path.write_text(text)
+    assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--out", str(tmp_path)]) == 2
+    assert f"got '{path}'; delete that file" in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def test_an_interrupt_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "s.yaml").write_text(GOOD)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "run_study", interrupted)
+    assert main([str(tmp_path / "s.yaml"), "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on with the cells that have no result\n"
 
 
 def test_finished_cells_stay_and_broken_ones_are_named(
