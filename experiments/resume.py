@@ -75,7 +75,7 @@ def find_run(config: Config, resume: str) -> Resumed | None:
     if (folder / FINISHED).is_file():
         # A run that was to last longer by now is not finished.
         done = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-        finished = done.get("asked") == [config.train.iterations, config.train.max_seconds]
+        finished = done.get("asked") == to_dict(config.train)
     return Resumed(folder, checkpoint, state, finished)
 
 

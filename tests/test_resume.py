@@ -172,6 +172,7 @@ def test_another_configuration_is_refused(root: Path) -> None:
     ]
     found = resumed(root, "auto", "run.name=whole1", *free)
     assert (found.checkpoint.name, found.finished) == ("iteration_000006", False)  # more iterations were asked for
+    assert not resumed(root, "auto", "run.name=whole1", "train.max_environment_turns=1000000").finished
     assert resumed(root, "auto", "run.name=whole1").finished
 
 
