@@ -31,7 +31,10 @@ from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy
 from hsg.taskfile import write_task_file
 
-NOT_PLAYED = ("run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward")
+NOT_PLAYED = (
+    "run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward", "tasks",
+    "reflection", "distributed",
+)  # fmt: skip
 """Sections that change nothing about an evaluation's episodes."""
 
 
@@ -174,6 +177,16 @@ def print_summary(summary: dict[str, Any]) -> None:
         _print_row(name or "(no kind)", row, ks)
 
 
+def print_exploration(summary: dict[str, Any]) -> None:
+    """How the samples differ: ends reached per task, entropy of the two kinds of tokens, what strategies cost."""
+    names = {
+        "distinct_outcomes": "different ends a task", "action_entropy": "nats a token of actions",
+        "strategy_entropy": "of strategies", "tokens_per_turn": "tokens a turn",
+        "strategy_tokens_per_turn": "of them strategy",
+    }  # fmt: skip
+    print("  ".join(f"{label} {summary[name]:.3g}" for name, label in names.items() if name in summary))
+
+
 def _print_row(name: str, row: dict[str, Any], ks: Sequence[str]) -> None:
     if not row["num_tasks"]:
         print(f"{name:<46}{0:>6}   every episode failed")
@@ -235,7 +248,10 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     )
     parser.add_argument("--compare", metavar="OTHER", help="another model or run, or a result of this command (.json)")
     parser.add_argument(
-        "--save-unsolved", type=Path, metavar="FILE", help="tasks that no sample solved, for tasks.file"
+        "--save-unsolved",
+        type=Path,
+        metavar="FILE",
+        help="tasks that no sample solved; of --split train: for tasks.file",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="result as JSON; default: evaluations/ in the run folder or here"
@@ -276,6 +292,7 @@ def run(options: Namespace) -> None:
             return
         for split, summary in summaries.items():
             print_summary(summary)
+            print_exploration(summary)
             if options.compare is not None:
                 if split not in others:
                     raise ValueError(f"--compare must have played split {split!r}, got {', '.join(others)}")

@@ -1,7 +1,8 @@
 """Many samples of fixed tasks: kept line by line, so that a stopped evaluation goes on, and summed up from the lines.
 
     first line      {"settings": ...}                       what was asked; other settings are refused
-    every other     {"task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason"}
+    every other     {"task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason", "reached",
+                     "tokens", "strategy_tokens", "surprise", "strategy_surprise"}
 
 Deliberately absent: anything that plays.
 """
@@ -16,18 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from hsg.intervals import paired_test, wilson_interval
-from hsg.pass_at_k import pass_at_k
+from hsg.measures import outcome_of, surprise
+from hsg.pass_at_k import distinct_outcomes, pass_at_k
 from hsg.types import Trajectory
 
 Row = dict[str, Any]
 
 
 def row_of(trajectory: Trajectory, sample: int) -> Row:
-    """What is kept of one episode; `outcome` None where the environment broke."""
+    """What is kept of one episode; `outcome` None where the environment broke.
+
+    reached   the end that it came to (`hsg.measures.outcome_of`), for counting different ones
+    surprise  sum of -log p (nats) over its tokens, those of strategies in turns apart from all others
+    """
+    strategy, action = surprise(trajectory)
     return {
         "task_id": trajectory.task.id, "kind": trajectory.task.kind, "sample": sample,
         "outcome": trajectory.outcome if trajectory.valid else None, "score": trajectory.score,
         "success": trajectory.success, "turns": len(trajectory.turns), "stop_reason": trajectory.stop_reason.value,
+        "reached": str(outcome_of(trajectory)), "tokens": len(strategy) + len(action), "strategy_tokens": len(strategy),
+        "surprise": sum(action), "strategy_surprise": sum(strategy),
     }  # fmt: skip
 
 
@@ -85,6 +94,7 @@ def summarise(
     counted = [row for row in latest.values() if row["outcome"] is not None]
     return {
         **_measures(whole, ks),
+        **_exploration(counted),
         "num_failed": len(latest) - len(counted),
         "success_spread": _spread(counted),
         "by_kind": {kind: _measures([task for task in whole if task["kind"] == kind], ks) for kind in kinds},
@@ -115,6 +125,25 @@ def _measures(tasks: Sequence[dict[str, Any]], ks: Sequence[int]) -> dict[str, A
         if enough:
             measures.setdefault("pass_at_k", {})[str(k)] = statistics.fmean(enough)
     return measures
+
+
+def _exploration(rows: Sequence[Row]) -> dict[str, float]:
+    """SGE's own measures (arXiv 2603.02045); what nothing was sampled for is left out."""
+    by_task: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        by_task[row["task_id"]].append(row["reached"])
+    total = {
+        name: sum(row[name] for row in rows)
+        for name in ("turns", "tokens", "strategy_tokens", "surprise", "strategy_surprise")
+    }
+    parts = {
+        "tokens_per_turn": (total["tokens"], total["turns"]),
+        "strategy_tokens_per_turn": (total["strategy_tokens"], total["turns"]),
+        "strategy_entropy": (total["strategy_surprise"], total["strategy_tokens"]),
+        "action_entropy": (total["surprise"], total["tokens"] - total["strategy_tokens"]),
+    }
+    found = {name: value / count for name, (value, count) in parts.items() if count}
+    return found | ({"distinct_outcomes": distinct_outcomes(list(by_task.values()))} if by_task else {})
 
 
 def _spread(rows: Sequence[Row]) -> float | None:

@@ -1,8 +1,9 @@
 """Attention of rollouts: many rows, a mask of their own, keys and values in the cache.
 
-    heads that share keys and values stand as more queries of one head:  (B, H, q, D) -> (B, H', H/H' * q, D)
+    one query a row      heads that share keys and values stand as queries of one head:  (B, H, 1, D) -> (B, H', H/H', D)
+    several              one call for the first of the heads that share, one for the second, ...:  (B, H', q, D)
 
-so that nothing of the cache is copied.  Deliberately absent: the attention of updates (packing.py).
+so that neither the cache nor the mask is copied.  Deliberately absent: the attention of updates (packing.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
@@ -62,14 +64,13 @@ def _attention(
     if groups == 1 or not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     assert attention_mask is not None
-    out = F.scaled_dot_product_attention(
-        query.reshape(batch, key.shape[1], groups * width, query.shape[-1]),
-        key,
-        value,
-        attn_mask=attention_mask if width == 1 else attention_mask.repeat(1, 1, groups, 1),
-        scale=more.get("scaling"),
-    )  # (B, H', H/H' * q, D)
-    return out.reshape(batch, heads, width, -1).transpose(1, 2), None
+    query = query.unflatten(1, (-1, groups))  # (B, H', H/H', q, D)
+    attend = functools.partial(F.scaled_dot_product_attention, attn_mask=attention_mask, scale=more.get("scaling"))
+    if width == 1:
+        out = attend(query.squeeze(3), key, value)
+        return out.reshape(batch, 1, heads, -1), None
+    pieces = [attend(query[:, :, g], key, value) for g in range(groups)]  # (B, H', q, D) each
+    return torch.stack(pieces, dim=2).flatten(1, 2).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -101,7 +101,14 @@ def _claim_environment_section(nested: dict[str, Any]) -> None:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Nested plain values of a config, as dumped into the run folder."""
-    return dataclasses.asdict(config)
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    """The same as YAML and JSON give it back: they know lists and no tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def dump_config(config: Config, path: Path) -> None:

@@ -46,11 +46,13 @@ class Console:
         """A progress bar where standard error is a terminal; it is gone when it is full."""
         return tqdm(total=total, desc=description, unit="episode", leave=False, disable=True if self._hidden else None)
 
-    def line(self, iteration: int, values: Mapping[str, float]) -> None:
-        """The numbers of a finished iteration (the first is 1), beside the bar and not through it."""
-        seconds = values["time/iteration_seconds"]
-        self._recent.append(seconds)
-        self._spent += seconds
+    def line(self, iteration: int, values: Mapping[str, float], *, spent: float) -> None:
+        """The numbers of a finished iteration (the first is 1), beside the bar and not through it.
+
+        spent  seconds that the run has trained so far, what was before a resume included
+        """
+        self._recent.append(values["time/iteration_seconds"])
+        self._spent = spent
         if self._columns and self._lines % HEADING_EVERY == 0:
             tqdm.write(_dim(heading(values)))
         self._lines += 1

@@ -23,7 +23,7 @@ import torch.distributed
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hsg import sharding, stopping
 from hsg.distributed_config import DistributedConfig
@@ -49,6 +49,7 @@ class Distributed:
         self.world_size: int = self.accelerator.num_processes
         self.is_main: bool = self.accelerator.is_main_process
         self.device: torch.device = self.accelerator.device
+        self._mesh: DeviceMesh | None = None  # of sharded models
 
     def share(self, items: Sequence[T]) -> list[T]:
         """The contiguous part of a list that is this rank's; parts differ by at most one item."""
@@ -77,12 +78,13 @@ class Distributed:
             kind = "full" if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true") else "none"
         if kind == "none" or self.world_size == 1:
             return
-        shape, names = (self.world_size,), ("shard",)
-        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        if kind == "hybrid" and per_host < self.world_size:
-            shape, names = (self.world_size // per_host, per_host), ("copy", "shard")  # type: ignore[assignment]
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
-        sharding.shard(model, mesh, cpu_offload=self.options.cpu_offload and self.device.type != "cpu")
+        if self._mesh is None:
+            per_host = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+            hybrid = kind == "hybrid" and per_host < self.world_size
+            shape = (self.world_size // per_host, per_host) if hybrid else (self.world_size,)
+            names = ("copy", "shard") if hybrid else ("shard",)
+            self._mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        sharding.shard(model, self._mesh, cpu_offload=self.options.cpu_offload and self.device.type != "cpu")
 
     @contextmanager
     def forwards(self, *models: Any, weights: str) -> Iterator[None]:

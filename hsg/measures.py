@@ -45,9 +45,9 @@ def sample_measures(
     turns = [turn for row in counted for t in row for turn in t.turns]
     measures["tokens_per_turn"] = _mean([turn.num_tokens for turn in turns])
     measures["strategy_tokens_per_turn"] = _mean([turn.num_strategy_tokens for turn in turns])
-    for name, surprise in zip(("strategy_entropy", "action_entropy"), _surprise(counted), strict=True):
-        if surprise:
-            measures[name] = _mean(surprise)
+    parts = [surprise(t) for row in counted for t in row]
+    for place, name in enumerate(("strategy_entropy", "action_entropy")):
+        measures[name] = _mean([value for part in parts for value in part[place]])
     distances = [] if embed is None else [d for row in counted if (d := _distance(row, embed)) is not None]
     if distances:
         measures["strategy_distance"] = _mean(distances)
@@ -68,15 +68,14 @@ def unsolved(samples: Sequence[Sequence[Trajectory]]) -> list[str]:
     ]
 
 
-def _surprise(samples: Sequence[Sequence[Trajectory]]) -> tuple[list[float], list[float]]:
-    """-log p of every sampled token: of strategies that stand in turns, and of all others."""
+def surprise(trajectory: Trajectory) -> tuple[list[float], list[float]]:
+    """-log p (nats) of every sampled token: of strategies that stand in turns, and of all others."""
     strategy: list[float] = []
     action: list[float] = []
-    for trajectory in (t for row in samples for t in row):
-        for turn in trajectory.turns:
-            values = (-trajectory.rows[turn.row].logprobs[turn.start : turn.stop]).tolist()
-            strategy += values[: turn.num_strategy_tokens]
-            action += values[turn.num_strategy_tokens :]
+    for turn in trajectory.turns:
+        values = (-trajectory.rows[turn.row].logprobs[turn.start : turn.stop]).tolist()
+        strategy += values[: turn.num_strategy_tokens]
+        action += values[turn.num_strategy_tokens :]
     return strategy, action
 
 

@@ -173,10 +173,8 @@ def check_step(result: object) -> str | None:
     for name in ("done", "success", "valid"):
         if not isinstance(getattr(result, name), bool):
             return f"StepResult.{name} must be a bool, got {getattr(result, name)!r}"
-    if result.feedback is not None and not isinstance(result.feedback, str):
-        return f"StepResult.feedback must be a str or None, got {type(result.feedback).__name__}"
     if result.feedback is not None and (problem := check_observation(result.feedback)):
-        return f"StepResult.feedback: {problem}"
+        return f"StepResult.feedback must be a str or None; {problem}"
     return None
 
 

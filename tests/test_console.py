@@ -50,17 +50,17 @@ def test_durations(seconds: float, text: str) -> None:
 def test_rest_goes_at_the_pace_of_the_last_ten(capsys: pytest.CaptureFixture[str]) -> None:
     shown = console(train={"iterations": 30})
     for i in range(20):
-        shown.line(i + 1, VALUES | {"time/iteration_seconds": 100.0 if i < 10 else 6.0})
+        shown.line(i + 1, VALUES | {"time/iteration_seconds": 100.0 if i < 10 else 6.0}, spent=0.0)
     assert shown.remaining(20) == pytest.approx(60.0)
     assert capsys.readouterr().out.splitlines()[-1].endswith("eta 1:00")
 
 
 def test_a_time_limit_may_end_it_before() -> None:
     shown = console(train={"iterations": 1000, "max_seconds": 25.0})
-    shown.line(1, VALUES)
+    shown.line(1, VALUES, spent=10.0)
     assert shown.remaining(1) == pytest.approx(15.0)
-    shown.line(2, VALUES)
-    shown.line(3, VALUES)
+    shown.line(2, VALUES, spent=20.0)
+    shown.line(3, VALUES, spent=30.0)
     assert shown.remaining(3) == 0.0
 
 
@@ -68,7 +68,7 @@ def test_heading_comes_back_at_a_terminal_only(capsys: pytest.CaptureFixture[str
     for interactive, quiet, headings in ((True, False, 3), (False, False, 0), (True, True, 0)):
         shown = console(log={"quiet": quiet}, interactive=interactive)
         for i in range(41):
-            shown.line(i + 1, VALUES)
+            shown.line(i + 1, VALUES, spent=10.0 * i)
         lines = capsys.readouterr().out.splitlines()
         assert sum("where the time went" in line for line in lines) == headings
         assert len(lines) == 41 + headings

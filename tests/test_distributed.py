@@ -59,6 +59,32 @@ def test_any_number_of_ranks_does_what_one_does(root: Path, num_ranks: int, weig
     assert_close_run(alone(root), root / name, ITERATIONS)
 
 
+def say_when_sharded() -> None:
+    from hsg import sharding
+
+    shard = sharding.shard
+    sharding.shard = lambda *given, **options: (print("one more is sharded"), shard(*given, **options))[1]
+
+
+@pytest.mark.slow
+def test_fsdp_file_of_the_launcher_is_enough(root: Path) -> None:
+    """`accelerate launch --config_file experiments/accelerate/fsdp.yaml` sets these; policy and reference are sharded."""
+    env = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+    given = ["train.iterations=1", "evaluation.every=0", "evaluation.initial=false", "evaluation.final=false"]
+    done = run(root, "launched", *given, num_ranks=2, env=env, setup=say_when_sharded)
+    assert done.status == [0, 0], done.output[-3000:]
+    assert done.output.count("one more is sharded") == 2 * 2
+
+
+@pytest.mark.slow
+def test_hybrid_sharding_over_two_hosts(root: Path) -> None:
+    """Two hosts of one rank each: a whole copy on each, gradients added between them."""
+    given = {"num_ranks": 2, "env": {"LOCAL_WORLD_SIZE": "1"}}
+    done = run(root, "hybrid", "distributed.sharding=hybrid", **given)
+    assert done.status == [0, 0], done.output[-3000:]
+    assert_close_run(alone(root), root / "hybrid", ITERATIONS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["gathered", "sharded"])
 def test_sharded_reference_that_judges(root: Path, weights: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from experiments.reference import OUT, reference
+from experiments.reference import OUT, _meanings, reference
 from hsg.configfile import _all_keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,3 +59,24 @@ def test_citation_is_complete_yaml() -> None:
 def test_links_between_files_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+@dataclasses.dataclass
+class Sample:
+    """Fields in every layout that a comment may have."""
+
+    plain: int = 0
+    # above
+    both: int = 0  # behind
+    several: tuple[str, ...] = (  # first
+        "a",  # inside
+    )
+    last: str = "# no comment"  # meaning
+
+    def method(self) -> None:
+        inner: int = 0  # not a field
+        del inner
+
+
+def test_meanings_are_the_comments_above_and_behind() -> None:
+    assert _meanings(Sample) == {"plain": "", "both": "above behind", "several": "first inside", "last": "meaning"}

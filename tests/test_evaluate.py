@@ -24,7 +24,9 @@ def row(
     task: str, sample: int, success: bool | None, kind: str = "a", score: float = 0.5, turns: int = 2
 ) -> dict[str, Any]:
     return {"task_id": task, "kind": kind, "sample": sample, "outcome": None if success is None else float(success), "score": score,
-            "success": bool(success), "turns": turns, "stop_reason": "env_error" if success is None else "done"}  # fmt: skip
+            "success": bool(success), "turns": turns, "stop_reason": "env_error" if success is None else "done",
+            "reached": f"end {sample}", "tokens": 10 * turns, "strategy_tokens": 4 * turns, "surprise": 3.0 * turns,
+            "strategy_surprise": 1.0 * turns}  # fmt: skip
 
 
 ROWS = [
@@ -49,6 +51,11 @@ def test_summary_by_hand() -> None:
     assert unsolved(summary) == ["t2"]
     low, high = summary["success_interval"]
     assert low < 0.5 < high
+    # Whole samples: two of t1, two of t2, one of t3; each task's samples end differently. Ten tokens a turn, 4 a strategy's.
+    assert summary["distinct_outcomes"] == pytest.approx((2 + 2 + 1) / 3)
+    assert (summary["tokens_per_turn"], summary["strategy_tokens_per_turn"]) == (10, 4)
+    assert summary["strategy_entropy"] == pytest.approx(1 / 4)
+    assert summary["action_entropy"] == pytest.approx(3 / 6)
 
 
 def test_a_broken_sample_played_again_counts_once() -> None:

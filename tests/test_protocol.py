@@ -312,7 +312,10 @@ def test_tasks_are_taken_from_all_splits():
         ({"success": None}, "StepResult.success must be a bool"),
         ({"valid": "yes"}, "StepResult.valid must be a bool"),
         ({"feedback": ["failed"]}, "StepResult.feedback must be a str or None"),
-        ({"feedback": "\ud800"}, "StepResult.feedback: an observation must be encodable as UTF-8"),
+        (
+            {"feedback": "\ud800"},
+            "StepResult.feedback must be a str or None; an observation must be encodable as UTF-8",
+        ),
     ],
 )
 def test_check_step_names_the_field(fields: dict, problem: str):

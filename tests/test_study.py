@@ -42,6 +42,7 @@ def test_equal_cells_share_a_key_and_what_is_not_trained_stands_once() -> None:
     assert [c.key for c in by_name["A"]] == [c.key for c in by_name["same as A"]]
     assert len({c.key for c in cells}) == 1 + 3 + 3
     assert {c.samples for c in by_name["B"]} == {4}
+    assert make_cells(STUDY, [7])[0].key == by_name["base"][0].key
     assert by_name["A"][1].overrides == ("seed=1",)
     assert make_cells(STUDY, [1], ["kappa=0.2"])[1].key != by_name["A"][1].key
 

@@ -415,7 +415,7 @@ def test_tree_and_transcript(browser: Browser, pages: dict[str, Path]) -> None:
     assert texts(browser, ".turn-strategy")[0].startswith("strategy of this turnturn strategy")
     shown = texts(browser, ".transcript")[0]
     assert "</script><script>window.hit=1</script>" in shown  # as text
-    assert "␀␛[31m⟨U+202E⟩evil\n&amp;" in shown
+    assert "⟨U+0000⟩⟨U+001B⟩[31m⟨U+202E⟩evil\n&amp;" in shown
     assert "think ⟨U+D800⟩" in shown
     assert "per-turn" in shown
     assert "an earlier attempt that failed" in shown

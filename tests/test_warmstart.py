@@ -138,6 +138,15 @@ def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form,
             assert rest == []
 
 
+def test_after_a_reflection_only_play_that_fits_is_taught(tmp_path, task_set, form):
+    config = config_for(tmp_path, warmstart={"share_reflection": 1.0})
+    played, _ = collect(config, task_set)
+    misfits = [p for p in played if not p.fits]
+    assert misfits
+    assert not any(REFLECTION in row.forms for row in make_rows(config, misfits, form, 512))
+    assert any(REFLECTION in row.forms for row in make_rows(config, [p for p in played if p.fits], form, 512))
+
+
 def test_a_row_that_does_not_fit_ends_a_turn_earlier(tmp_path, task_set, form):
     config = config_for(tmp_path)
     played, _ = collect(config, task_set)

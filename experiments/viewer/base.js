@@ -20,15 +20,10 @@ function el(tag, props, ...children) {
 }
 const SVG = new Set(["path", "circle", "line", "g", "rect", "polyline"]);
 
-// Control characters as pictures, direction overrides and half surrogate pairs as what they are: nothing hides.
+// Control characters, direction overrides and half surrogate pairs are shown as what they are: nothing hides.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 function visible(text) {
-  return String(text).replace(/\r\n|[\u2028\u2029]/g, "\n").replace(HIDDEN, (c) => {
-    const code = c.charCodeAt(0);
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    if (code === 0x7f) return "\u2421";
-    return `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
-  });
+  return String(text).replace(/\r\n|[\u2028\u2029]/g, "\n").replace(HIDDEN, (c) => `\u27e8U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
 }
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
