@@ -9,6 +9,7 @@ Deliberately absent: interpolation, includes, environment variables.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import sys
@@ -52,7 +53,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     per = section.get("per") if isinstance(section, Mapping) else None
     implied = IMPLIED.get(per, {}) if isinstance(per, str) else {}
     for key, value in {**ALGORITHMS[algorithm], **implied}.items():
-        _put(nested, key, value)
+        _put(nested, key, copy.deepcopy(value))  # templates: what is merged into them must not stay in the bundle
     _merge(nested, given)
     _claim_environment_section(nested)
     config = _build(Config, nested, "")
@@ -101,7 +102,14 @@ def _claim_environment_section(nested: dict[str, Any]) -> None:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Nested plain values of a config, as dumped into the run folder."""
-    return dataclasses.asdict(config)
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    """The same as YAML and JSON give it back: they know lists and no tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def dump_config(config: Config, path: Path) -> None:
