@@ -9,6 +9,7 @@ Deliberately absent: interpolation, includes, environment variables.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import sys
@@ -52,7 +53,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     per = section.get("per") if isinstance(section, Mapping) else None
     implied = IMPLIED.get(per, {}) if isinstance(per, str) else {}
     for key, value in {**ALGORITHMS[algorithm], **implied}.items():
-        _put(nested, key, value)
+        _put(nested, key, copy.deepcopy(value))  # templates: what is merged into them must not stay in the bundle
     _merge(nested, given)
     _claim_environment_section(nested)
     config = _build(Config, nested, "")

@@ -341,3 +341,13 @@ def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
 def test_a_run_name_that_no_file_system_takes() -> None:
     for name in ("x" * 201, "门" * 67):
         assert error(None, f"run.name={name}").startswith("run.name must be at most 200 bytes long, got ")
+
+
+def test_what_is_given_stays_out_of_the_bundle() -> None:
+    """A bundle may hold a mapping; one run's template must not reach the next one."""
+    before = dict(ALGORITHMS["react"]["prompts.templates"])
+    assert (
+        make_config({"algorithm": "react", "prompts": {"templates": {"parse_error": "x"}}}).prompts.templates != before
+    )
+    assert ALGORITHMS["react"]["prompts.templates"] == before
+    assert make_config({"algorithm": "react"}).prompts.templates == before
