@@ -4,9 +4,10 @@
     python experiments/evaluate.py --config experiments/configs/alfworld_qwen2.5-7b.yaml --model FOLDER --split valid_seen
     hsg evaluate runs/a --compare runs/b                             the same tasks and worlds for both
 
-Sample s is the episode that seed `seed + s` meets; the tasks are the same for all.  What was played is kept line by line
-beside the result, so the same command goes on where it stopped, and more samples add to those there are.  The 95 % interval
-is Wilson's over tasks, +- the spread between samples.  Deliberately absent: training, choosing among checkpoints.
+Sample s is the episode that seed `seed + s` meets (`seed`: that of --config or --set, else 0, not the run's own); the tasks
+are the same for all.  What was played is kept line by line beside the result, so the same command goes on where it stopped,
+and more samples add to those there are.  The 95 % interval is Wilson's over tasks, +- the spread between samples.
+Deliberately absent: training, choosing among checkpoints.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
 
 def overrides_of(options: Namespace, config_path: Any) -> list[str]:
     """--env, --num-tasks and --temperature as keys of the configuration, before --set."""
-    given = []
+    # A run's seed is that of its training; two runs that are compared meet the same worlds.
+    given = ["seed=0"] if options.config is None else []
     if options.env is not None:
         given.append(f"environment.name={options.env}")
         if config_path is not None and load_config(config_path).environment.name != options.env:
