@@ -12,6 +12,7 @@ Deliberately absent: training, choosing among checkpoints.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ from hsg.taskfile import write_task_file
 
 NOT_PLAYED = (
     "run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward", "tasks",
-    "reflection", "distributed",
+    "reflection", "distributed", "reinforce", "gigpo", "critic", "rnd",
 )  # fmt: skip
 """Sections that change nothing about an evaluation's episodes."""
 
@@ -124,7 +125,9 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
         for split in splits:
             settings = settings_of(config, model, split, options.strategies)
             out = default_out(given, settings) if options.out is None else _numbered(options.out, split, len(splits))
-            file = SampleFile(out.with_suffix(".samples.jsonl"), settings) if distributed.is_main else None
+            path = out.with_suffix(".samples.jsonl")
+            opened = distributed.from_main_or_fail(functools.partial(SampleFile, path, settings))
+            file = opened if distributed.is_main else None  # one rank writes
             rows = evaluate_split(
                 config, policy, task_set, tasks[split], distributed, options.num_samples,
                 file=file, strategies=options.strategies, label=split,
