@@ -125,6 +125,9 @@ def learning_curve(
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file; none where nothing was written, as without an evaluation."""
+    if not path.is_file():
+        return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

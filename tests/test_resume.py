@@ -125,7 +125,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(root: Path, what: str,
 
 STATEFUL = [
     "reflection.p_bad=0.4", "reflection.p_good=0.3", "rnd.weight=0.1", "advantage.estimator=gae", "rollout.max_refills=1",
-    "strategy.per=none", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
+    "strategy.per=turn", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
 ]  # fmt: skip
 
 
