@@ -13,8 +13,7 @@ from experiments.benchmarks.build_model import build, tool_calls
 from experiments.benchmarks.compare import Comparison, Size, growth, table
 from experiments.benchmarks.meter import Meter
 from experiments.benchmarks.scripted import ToolChat, scripted
-from hsg import episode, generation
-from hsg import collector
+from hsg import collector, episode, generation
 from hsg.layout import make_layout
 from hsg.packing import packed_attention, packed_hidden
 
