@@ -4,13 +4,15 @@
     python experiments/evaluate.py --config experiments/configs/alfworld_qwen2.5-7b.yaml --model FOLDER --split valid_seen
     hsg evaluate runs/a --compare runs/b                             the same tasks and worlds for both
 
-Sample s is the episode that seed `seed + s` meets; the tasks are the same for all.  What was played is kept line by line
-beside the result, so the same command goes on where it stopped, and more samples add to those there are.  The 95 % interval
-is Wilson's over tasks, +- the spread between samples.  Deliberately absent: training, choosing among checkpoints.
+Sample s is the episode that seed `seed + s` meets (`seed`: that of --config or --set, else 0, not the run's own); the tasks
+are the same for all.  What was played is kept line by line beside the result, so the same command goes on where it stopped,
+and more samples add to those there are.  The 95 % interval is Wilson's over tasks, +- the spread between samples.
+Deliberately absent: training, choosing among checkpoints.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -33,7 +35,7 @@ from hsg.taskfile import write_task_file
 
 NOT_PLAYED = (
     "run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward", "tasks",
-    "reflection", "distributed",
+    "reflection", "distributed", "reinforce", "gigpo", "critic", "rnd",
 )  # fmt: skip
 """Sections that change nothing about an evaluation's episodes."""
 
@@ -123,7 +125,9 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
         for split in splits:
             settings = settings_of(config, model, split, options.strategies)
             out = default_out(given, settings) if options.out is None else _numbered(options.out, split, len(splits))
-            file = SampleFile(out.with_suffix(".samples.jsonl"), settings) if distributed.is_main else None
+            path = out.with_suffix(".samples.jsonl")
+            opened = distributed.from_main_or_fail(functools.partial(SampleFile, path, settings))
+            file = opened if distributed.is_main else None  # one rank writes
             rows = evaluate_split(
                 config, policy, task_set, tasks[split], distributed, options.num_samples,
                 file=file, strategies=options.strategies, label=split,
@@ -142,7 +146,8 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
 
 def overrides_of(options: Namespace, config_path: Any) -> list[str]:
     """--env, --num-tasks and --temperature as keys of the configuration, before --set."""
-    given = []
+    # A run's seed is that of its training; two runs that are compared meet the same worlds.
+    given = ["seed=0"] if options.config is None else []
     if options.env is not None:
         given.append(f"environment.name={options.env}")
         if config_path is not None and load_config(config_path).environment.name != options.env:

@@ -72,7 +72,7 @@ def find_run(config: Config, resume: str) -> Resumed | None:
     checkpoint = newest_checkpoint(folder)
     state = read_state(checkpoint, tensors=False) if checkpoint else {}
     # A run that was to last longer by now is not finished.
-    finished = _asked(folder / FINISHED) == [config.train.iterations, config.train.max_seconds]
+    finished = _asked(folder / FINISHED) == to_dict(config.train)
     return Resumed(folder, checkpoint, state, finished)
 
 

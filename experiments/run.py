@@ -102,10 +102,11 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
 def report(config: Any, run: Any) -> Path:
     """Curves and a table of the evaluations; then nothing is left to do, and the run folder says so."""
     from experiments.curves import read_lines, write_curves
+    from hsg.configfile import to_dict
 
     curves = write_curves([run.path], run.path / "curves.png")
     print_table([r for r in read_lines(run.path, "eval.jsonl") if r["label"] != "training"], run.path, curves)
-    run.finish({"asked": [config.train.iterations, config.train.max_seconds]})
+    run.finish({"asked": to_dict(config.train)})
     return run.path
 
 

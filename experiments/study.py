@@ -127,6 +127,9 @@ def learning_curve(
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file; none where nothing was written, as without an evaluation."""
+    if not path.is_file():
+        return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -153,8 +156,7 @@ def run_study(study_path: Path, study: Study, cells: Sequence[Cell], out: Path, 
         with log.open("w", encoding="utf-8") as sink:
             done = subprocess.run(
                 [sys.executable, __file__, *arguments], stdout=sink, stderr=subprocess.STDOUT, check=False,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "" if jobs > 1 else
-                     os.environ.get("CUDA_VISIBLE_DEVICES", "")},
+                env=environment_of_cells(jobs),
             )  # fmt: skip
         good = done.returncode == 0 and result_path(out, cell).is_file()
         word = "done" if good else f"FAILED, see {log}"
@@ -163,6 +165,11 @@ def run_study(study_path: Path, study: Study, cells: Sequence[Cell], out: Path, 
 
     with ThreadPoolExecutor(jobs) as pool:
         return [cell for cell in pool.map(one, todo) if cell is not None]
+
+
+def environment_of_cells(jobs: int) -> dict[str, str]:
+    """One thread each; cells that run side by side would crowd a GPU, so only a lone one sees it."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **({"CUDA_VISIBLE_DEVICES": ""} if jobs > 1 else {})}
 
 
 def result_path(out: Path, cell: Cell) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hsg.batch import Row, collate, microbatches, minibatches
+from hsg.batch import Row, collate, microbatches, minibatches, unit_keys
 from hsg.config import Config
 from hsg.credit import Credit, Signals
 from hsg.distributed import Distributed
@@ -157,18 +157,20 @@ class Critic:
         return self.head(hidden.to(self.head.weight.dtype))[:, 0]
 
     def learn(self, trajectories: Sequence[Trajectory], credit: Credit, iteration: int) -> Sums:
-        """Epochs of optimizer steps towards the returns that GAE used, over the same mini-batches as the policy's."""
+        """Epochs of optimizer steps towards the returns that GAE used, over mini-batches as large as the policy's."""
         began, config = time.monotonic(), self.config
         rows = rows_of(trajectories)
         targets = self._targets(trajectories, credit)
-        units = self.distributed.gather([len({row.trajectory for row in rows})])
+        by_row = config.update.minibatch_turns is not None
+        units = self.distributed.gather([len(set(unit_keys(rows, by_row=by_row)))])
         first, total = sum(units[: self.distributed.rank]), sum(units)
-        num_parts = max(1, math.ceil(total / (config.update.minibatch_trajectories or max(total, 1))))
+        size = config.update.minibatch_turns or config.update.minibatch_trajectories or max(total, 1)
+        num_parts = max(1, math.ceil(total / size))
         totals = torch.zeros(4, dtype=torch.float64)  # loss, clipped, steps, values
         self.body.train()
         for epoch in range(config.critic.epochs):
             generator = make_generator("critic", config.seed, iteration, epoch)
-            for part in minibatches(rows, num_parts, generator, first=first, total=total):
+            for part in minibatches(rows, num_parts, generator, by_row=by_row, first=first, total=total):
                 totals += self._step(part, targets)
         self.body.eval()
         self._seconds += time.monotonic() - began

@@ -337,6 +337,9 @@ class Config:
         remedy = "there is no strategy to reflect on; set reflection.p_bad and reflection.p_good to 0"
         require(not (shown and self.strategy.per == "none"), "strategy.per", "episode or turn with reflection",
                 self.strategy.per, remedy)  # fmt: skip
+        if self.advantage.estimator == "gigpo":
+            rule = "turn with the estimator gigpo"
+            require(self.advantage.unit == "turn", "advantage.unit", rule, self.advantage.unit, "states are of turns")
         if self.update.minibatch_turns is not None:
             require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip

@@ -2,7 +2,8 @@
 
     defaults  <  the bundle of `algorithm`  <  what strategy.per implies  <  the YAML file  <  --set a.b=c
 
-A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.
+A section named like the environment (`toy: {num_train: 50}`) is handed to `environments.make` as options.  Where --set
+names another `algorithm` for a run's resolved file, what that file owes to its old bundle gives way to the new one.
 
 Deliberately absent: interpolation, includes, environment variables.
 """
@@ -32,6 +33,8 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     given: dict[str, Any] = {}
     if path is not None:
         given = read_yaml(Path(path), "--config")
+    if any(item.partition("=")[0].strip() == "algorithm" for item in overrides) and _is_resolved(given):
+        given = _own_choices(given)
     for item in overrides:
         key, sign, text = item.partition("=")
         require(bool(sign) and bool(key), "--set", "of the form section.key=value", item)
@@ -59,6 +62,29 @@ def make_config(given: Mapping[str, Any]) -> Config:
     config = _build(Config, nested, "")
     _check_name("advantage.estimator", config.advantage.estimator, ESTIMATORS)
     return config
+
+
+def _is_resolved(given: Mapping[str, Any]) -> bool:
+    """Whether a file says everything, as that of a run folder does."""
+    return set(given) >= {f.name for f in dataclasses.fields(Config)}
+
+
+def _own_choices(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resolved file has beside its own bundle; the rest of it would leave another bundle nothing to set."""
+    plain = to_dict(make_config({"algorithm": given["algorithm"]}))
+
+    def differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for key, value in mine.items():
+            other = theirs.get(key)
+            if isinstance(value, Mapping) and isinstance(other, Mapping):
+                if inner := differing(value, other):
+                    kept[key] = inner
+            elif value != other:
+                kept[key] = value
+        return kept
+
+    return differing(given, plain)
 
 
 def unused_options(config: Config) -> list[str]:

@@ -110,9 +110,12 @@ def assign_credit(
             turn_mask[p, n, m, : len(trajectory.turns)] = True
         for t in judgments[p][n][m].flagged:
             flagged[p, n, m, t] = True
+        seen = ""
         for k, turn in enumerate(trajectory.turns):
             gains[p, n, m, k] = turn.reward
-            states[p, n, m, k] = names.setdefault(turn.observation, len(names))
+            # After a response without an action the policy read our words, and the world was where it had been.
+            seen = turn.observation if k == 0 or trajectory.turns[k - 1].action is not None else seen
+            states[p, n, m, k] = names.setdefault(seen, len(names))
             formats[p, n, m, k] = format_penalty(turn.parsed, config.reward)
             lengths[p, n, m, k] = length_penalty(turn.num_tokens, turn.token_limit, config.reward)
             if turn.parsed and not turn.valid:  # an unparseable response has its own penalty

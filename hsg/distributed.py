@@ -116,7 +116,8 @@ class Distributed:
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                torch.distributed.all_reduce(parameter.grad)
+                # A small network may be kept on the CPU, where a GPU's process group adds nothing.
+                parameter.grad.copy_(self.sum(parameter.grad))
 
     def clip_gradients(self, model: Any, max_norm: float) -> float:
         """Add the gradients over ranks and clip them; a rank without one contributes zeros. Returns their norm."""

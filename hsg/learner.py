@@ -133,7 +133,9 @@ class Learner:
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
                 self.progress = (iteration + behind) / max(1, self.config.train.iterations)
                 step_metrics, norm = self.optimizer_step(parts[place], at.values)
-                at.metrics.append(step_metrics)
+                # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it, and what a checkpoint
+                # brought back is here too.
+                at.metrics.append({name: value.cpu() for name, value in step_metrics.items()})
                 if norm is not None:
                     at.norms.append(norm)
                 at.num_done += 1
@@ -141,9 +143,7 @@ class Learner:
                     self.distributed.stop_together()
         self.model.eval()
         self.underway = None
-        # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it.
-        mine = {name: value.cpu() for name, value in merge_metrics(at.metrics).items()}
-        merged = merge_metrics(self.distributed.gather([mine]))
+        merged = merge_metrics(self.distributed.gather([merge_metrics(at.metrics)]))
         values = at.values | {f"update/{name}": value for name, value in finish_metrics(merged).items()}
         if at.norms:
             values["update/grad_norm"] = sum(at.norms) / len(at.norms)

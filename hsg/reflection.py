@@ -95,9 +95,13 @@ class ReflectionBuffers:
 
 
 def attempt_of(trajectory: Trajectory) -> Attempt | None:
-    """What can be reflected on: the strategies that were followed, of every turn or of the episode; None: there are none."""
+    """What can be reflected on: the strategies that were followed, of every turn or of the episode; None: there are none.
+
+    Its feedback is the environment's; where that says nothing of its own, what the last action brought.
+    """
     if not trajectory.valid:
         return None
     texts = [trajectory.strategy] if trajectory.strategy is not None else [turn.strategy for turn in trajectory.turns]
     strategies = tuple(text for text in texts if text)
-    return Attempt(strategies, trajectory.feedback) if strategies else None
+    told = trajectory.feedback if trajectory.feedback is not None else trajectory.final_observation
+    return Attempt(strategies, told or None) if strategies else None

@@ -93,7 +93,8 @@ class Rollout:
             self.errors += [trajectories[i].error or "" for i in broken]
             if not broken or attempt == self.config.rollout.env_retries:
                 break
-            again = self.begin([episodes[i].request for i in broken])
+            # As long as they were begun for: training's turn cap may be below `rollout.max_turns`.
+            again = self.begin([episodes[i].request for i in broken], episodes[broken[0]].config.max_turns)
             for i, episode in zip(broken, again, strict=True):
                 episode.strategy, episode.reflection = episodes[i].strategy, episodes[i].reflection
             played, judged = self._play(again, (first, temperature), costs, judge, lambda finished: None)

@@ -24,7 +24,8 @@ from hsg.types import Strategy, Tokens, Trajectory, Turn
 
 NUMBERS = range(6)
 HINTS = ("warm", "cold and wet", "a dry place", "high up")
-NEVER = 3600.0
+NEVER = 3600.0  # seconds
+HANG = 300.0  # what only waiting for that reaches, on a starved machine too
 
 
 class GuessEnvironment(Environment):

@@ -104,7 +104,7 @@ def run_ranks(
     setup: Callable[[], None] | None = None,
     env: dict[str, str] | None = None,
     stop_at_failure: bool = False,
-    limit_seconds: float = 300.0,
+    limit_seconds: float = 900.0,
     kill_after_seconds: float | None = None,
     watch: Callable[[list[int]], None] = lambda pids: None,
 ) -> Done:

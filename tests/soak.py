@@ -116,12 +116,13 @@ def install() -> None:
 class Watch:
     """What the ranks hold, sampled every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
+        self.log = log  # until it is there the ranks are still loading
         self.samples: list[dict[str, float]] = []
         self._last = 0.0
 
     def __call__(self, pids: list[int]) -> None:
-        if time.monotonic() - self._last < 2:
+        if time.monotonic() - self._last < 2 or not self.log.exists():
             return
         self._last = time.monotonic()
         total: dict[str, float] = {"files": 0, "threads": 0, "megabytes": 0, "children": 0}
@@ -141,8 +142,11 @@ class Watch:
     def growth(self) -> dict[str, tuple[float, float]]:
         """Means of the second and of the last sixth: what a beginning costs is not a leak."""
         n = len(self.samples)
+        if n < 30:
+            print(f"{n} samples of processes, files and memory are too few to judge by", flush=True)
+            return {}
         parts = [self.samples[n // 6 : max(n // 6 + 1, n // 3)], self.samples[-max(1, n // 6) :]]
-        return {k: (_mean(parts[0], k), _mean(parts[1], k)) for k in self.samples[0]} if n else {}
+        return {k: (_mean(parts[0], k), _mean(parts[1], k)) for k in self.samples[0]}
 
 
 def _mean(samples: list[dict[str, float]], name: str) -> float:
@@ -177,7 +181,7 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="hsg-soak-"))
     chance = random.Random(time.time_ns())
-    watch = Watch()
+    watch = Watch(root / "straight" / "metrics.jsonl")
 
     def run(name: str, *overrides: str, **given: Any) -> Done:
         items = [*OPTIONS, *options.set, f"run.dir={root}", f"run.name={name}", *overrides]

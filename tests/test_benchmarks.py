@@ -13,8 +13,7 @@ from experiments.benchmarks.build_model import build, tool_calls
 from experiments.benchmarks.compare import Comparison, Size, growth, table
 from experiments.benchmarks.meter import Meter
 from experiments.benchmarks.scripted import ToolChat, scripted
-from hsg import episode, generation
-from hsg import trainer as hsg_trainer
+from hsg import collector, episode, generation
 from hsg.layout import make_layout
 from hsg.packing import packed_attention, packed_hidden
 
@@ -148,7 +147,7 @@ def test_overhead_splits_an_iteration(folder, monkeypatch):
             return torch.nn.functional.normalize(torch.randn(len(texts), 8), dim=-1)
 
     monkeypatch.setattr(w, "MODEL", folder)
-    monkeypatch.setattr(hsg_trainer, "load_encoder", lambda *a: Encoder())
+    monkeypatch.setattr(collector, "load_encoder", lambda *a: Encoder())
     spent = overhead.measure(turns=4, reps=1, size="1m")
     (strata,), (grpo,) = spent["strata"], spent["grpo"]
     assert all(strata[name] > 0 for name in ("strategies", "selection", "judgment", "rollout", "update"))

@@ -84,6 +84,18 @@ def test_critic_begins_at_zero_and_learns_the_returns(guesser_folder: Path, play
     assert sums["cost/critic_positions"][0] > 0
 
 
+def test_critic_learns_in_mini_batches_of_turns(guesser_folder: Path) -> None:
+    """As the policy does: three turns, one in each step; a mini-batch of trajectories holds both turns of the first."""
+    played = [make_trajectory(1.0, (2, 3), window=True), make_trajectory(0.0, (4,), window=True)]
+    steps = []
+    for size in ({"minibatch_turns": 1}, {"minibatch_trajectories": 1}):
+        config = settings(update=size, rollout={"context": "window"}, advantage={"whiten": False})
+        critic = Critic(config, guesser_folder, Distributed())
+        critic.learn(played, credit_of(config, played, Signals(values=critic.values(played))), 0)
+        steps.append(int(critic.optimizer.state[critic.head.bias]["step"]))
+    assert steps == [3, 2]
+
+
 def test_critic_leaves_the_policy_alone(guesser_folder: Path, played: list[Trajectory]) -> None:
     config = settings(critic={"lr": 1e-2, "epochs": 2})  # a head of zeros gives its body no gradient in the first
     policy, _ = load_policy(config.model, guesser_folder)

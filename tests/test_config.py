@@ -113,6 +113,10 @@ def test_every_number_has_a_rule() -> None:
         ({"sigma": 0.5}, r"sigma \* num_strategies must be >= num_strategies \(4\) candidates, got 2"),
         ({"update": {"minibatch_trajectories": 2, "minibatch_turns": 2}}, r"update.minibatch_turns must be null when"),
         ({"update": {"minibatch_turns": 2}}, r"update.minibatch_turns must be null in conversation context"),
+        (
+            {"algorithm": "gigpo", "advantage": {"unit": "token"}},
+            r"advantage.unit must be turn with the estimator gigpo",
+        ),
     ],
 )
 def test_rules_between_keys(given: dict[str, Any], message: str) -> None:
@@ -264,6 +268,15 @@ def test_dump_loads_equal(tmp_path: Path, algorithm: str) -> None:
     dump_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
     assert to_dict(config)["judge"]["enabled"] is True
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_another_algorithm_for_a_resolved_file(tmp_path: Path, algorithm: str) -> None:
+    """As if the run had been started with it: its own choices stay, what came with the old bundle goes."""
+    choices = ["kappa=0.7", "toy.num_train=50", "prompts.templates={parse_error: again}"]
+    dump_config(load_config(None, ["algorithm=dapo", *choices]), tmp_path / "config.yaml")
+    got = load_config(tmp_path / "config.yaml", [f"algorithm={algorithm}", "num_tasks=3"])
+    assert got == load_config(None, [f"algorithm={algorithm}", *choices, "num_tasks=3"])
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,18 @@ def test_gigpo_finds_equal_observations() -> None:
     assert got.tolist() == [pytest.approx([0.75, 0.5, 0.0]), pytest.approx([-0.75, -0.5, -0.5])]
 
 
+def test_gigpo_after_a_response_without_an_action_the_world_is_where_it_was() -> None:
+    """Our "no action" is no state of the world: b's second turn is "hall" once more, not what a read in the attic.
+
+    returns to go 0.5 1 | 0 0        A_E +-0.5        hall: 0.5, 0 and 0 -> 1/3, -1/6, -1/6        a's second turn: alone, 0
+    """
+    config = flat("gigpo", reward={"scale": 1}, advantage={"gamma": 0.5, "std": "none"})
+    a = with_rewards(make_trajectory(1.0, (2, 2)), [0, 1], ["hall", "no action"])
+    b = with_rewards(make_trajectory(0.0, (2, 2), unparsed=(0,)), [0, 0], ["hall", "no action"])
+    got = credit(config, [[a, b]], flat=True).turn_advantages[0, 0]
+    assert got.tolist() == [pytest.approx([0.5 + 1 / 3, 0.5]), pytest.approx([-0.5 - 1 / 6] * 2)]
+
+
 def test_observations_of_other_tasks_do_not_count() -> None:
     config = flat("gigpo", reward={"scale": 1}, advantage={"gamma": 0.5, "std": "none"})
     one = [[make_trajectory(1.0, (2, 2)), make_trajectory(0.0, (2, 2))]]
@@ -299,7 +311,7 @@ def test_tokens_have_advantages_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("unit", ["turn", "token"])
-@pytest.mark.parametrize("estimator", ["group", "rloo", "reinforce++", "gigpo"])
+@pytest.mark.parametrize("estimator", ["group", "rloo", "reinforce++"])  # gigpo's states are of turns: refused
 def test_units_of_one_token_are_turns(estimator: str, unit: str) -> None:
     group = [make_trajectory(1.0, (1, 1, 1)), make_trajectory(0.25, (1,))]
     options = {"estimator": estimator, "whiten": True}

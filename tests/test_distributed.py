@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from processes import Done, run_ranks
 from safetensors.torch import load_file
 from test_resume import OPTIONS, assert_close_run
 
 from hsg.checkpoint import read_state
+from hsg.distributed import Distributed
 from hsg.underway import Underway
 
 TWO = {
@@ -42,6 +44,19 @@ def alone(root: Path, *overrides: str) -> Path:
         done = run(root, folder.name, *overrides)
         assert done.status == [0], done.output[-3000:]
     return folder
+
+
+def test_gradients_are_added_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a network that is kept on the CPU too: the sum, which comes back as another tensor, stands in them."""
+    distributed = Distributed()
+    distributed.world_size = 2
+    monkeypatch.setattr(distributed, "sum", lambda value: 2 * value)
+    has, lacks = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    has.grad = torch.tensor([1.0, 2.0, 3.0])
+    distributed.sum_gradients([has, lacks])
+    assert has.grad.tolist() == [2.0, 4.0, 6.0]
+    assert lacks.grad is not None
+    assert lacks.grad.tolist() == [0.0, 0.0]
 
 
 SHARDED = ["distributed.sharding=full"]
@@ -165,7 +180,8 @@ def test_rank_that_never_comes_ends_the_run(root: Path) -> None:
     """After `distributed.timeout_seconds` the others stop waiting; the launcher ends the one that is stuck."""
     given = ["distributed.timeout_seconds=15", "evaluation.initial=false"]
     done = run(root, "stuck", *given, num_ranks=2, setup=stuck_second_rank, stop_at_failure=True)
-    assert done.status[0] not in (0, -9), done.output[-3000:]
+    assert 0 not in done.status, done.output[-3000:]
+    assert set(done.status) != {-9}, done.output[-3000:]  # not because the test lost its patience
 
 
 # ---------------------------------------------------------------------------------------------- numbers that are none

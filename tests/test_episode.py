@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fakes import GuessTaskSet
+from fakes import HANG, GuessTaskSet
 
 from hsg.chat import ChatFormat
 from hsg.config import RolloutConfig
@@ -272,7 +272,7 @@ def test_environment_that_hangs_is_given_up(chat: ChatFormat, where: str) -> Non
     began = time.monotonic()
     episode = begin(chat, lambda n: (where, "hang"), env_timeout_seconds=0.3, env_threads=1, admissible_actions=True)
     trajectory = drive(episode, [say(chat, "<action>0</action>")] * 4)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < HANG
     assert trajectory.stop_reason is StopReason.ENV_TIMEOUT
     assert trajectory.outcome is None
     assert "0.3 seconds" in (trajectory.error or "")
@@ -288,7 +288,7 @@ def test_environment_is_closed_at_the_end(chat: ChatFormat) -> None:
         episode = begin(chat, max_turns=1)
         drive(episode, [say(chat, said)])
         (made,) = episode._task_set.made
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG
         while not made.closed and time.monotonic() < deadline:
             time.sleep(0.01)
         assert made.closed
@@ -299,7 +299,7 @@ def test_abandoned_episode_closes_its_environment(chat: ChatFormat) -> None:
     episode.wait()
     episode.abandon()
     (made,) = episode._task_set.made
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG
     while not made.closed and time.monotonic() < deadline:
         time.sleep(0.01)
     assert made.closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,20 @@ def test_command_prints_tables_and_writes_json(
         assert main([*asked[:5], "--compare", other]) == 0
         assert "+0.0 points, p = 1 (" in capsys.readouterr().out
     assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
+
+
+def test_runs_of_two_seeds_meet_the_same_worlds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same model under another training seed comes to the same in every task."""
+    other = run_folder.with_name("other")
+    shutil.copytree(run_folder, other, symlinks=True)
+    text = (run_folder / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("\nseed: 0\n", "\nseed: 7\n"))
+    assert (other / "config.yaml").read_text() != text
+    assert main([str(run_folder), "--num-samples", "2", "--compare", str(other)]) == 0
+    assert capsys.readouterr().out.count("(sign flips over tasks; better on 0, worse on 0)") == 2
+    results = [next((folder / "evaluations").glob("*.json")) for folder in (run_folder, other)]
+    tasks = [json.loads(path.read_text())["tasks"] for path in results]
+    assert tasks[0] == tasks[1]
 
 
 @pytest.mark.parametrize(

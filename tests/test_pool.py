@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from fakes import NEVER
+from fakes import HANG, NEVER
 
 from hsg.pool import CallTimeout, Pool
 
@@ -37,9 +37,9 @@ def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
 
 
 def test_limit_counts_from_the_beginning_of_the_call() -> None:
-    """Five calls of 0.2 seconds queue for one worker; each stays within 0.7 seconds, all together do not."""
-    pool = Pool(1, 0.7)
-    calls = [pool.submit(time.sleep, 0.2) for _ in range(5)]
+    """Five calls of half a second queue for one worker; each stays far within two seconds, all together do not."""
+    pool = Pool(1, 2.0)
+    calls = [pool.submit(time.sleep, 0.5) for _ in range(5)]
     for call in reversed(calls):
         assert pool.result(call) is None
 
@@ -51,7 +51,7 @@ def test_call_that_hangs_is_given_up_and_its_worker_replaced() -> None:
         with pytest.raises(CallTimeout, match=r"0\.2 seconds"):
             pool.result(pool.submit(time.sleep, NEVER))
     assert pool.result(pool.submit(pow, 2, 3)) == 8
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < HANG
     assert pool.waited_seconds >= 0.6
 
 
@@ -63,18 +63,18 @@ def test_calls_that_nobody_awaits_do_not_block_the_others() -> None:
     box: list[int] = []
     waiting = threading.Thread(target=lambda: box.append(pool.result(pool.submit(pow, 2, 3))), daemon=True)
     waiting.start()
-    waiting.join(20)
+    waiting.join(HANG)
     assert box == [8]
 
 
 def test_worker_that_was_given_up_ends_when_its_call_does() -> None:
     pool, gate = Pool(1, 0.1), threading.Event()
-    call = pool.submit(gate.wait, 20)
+    call = pool.submit(gate.wait, NEVER)
     with pytest.raises(CallTimeout):
         pool.result(call)
     gate.set()
     assert call.worker is not None
-    call.worker.join(10)
+    call.worker.join(HANG)
     assert not call.worker.is_alive()
 
 
@@ -85,5 +85,5 @@ def test_close_lets_the_workers_go() -> None:
     assert len(mine) == 3
     pool.close()
     for thread in mine:
-        thread.join(10)
+        thread.join(HANG)
     assert not any(thread.is_alive() for thread in mine)

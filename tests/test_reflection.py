@@ -86,6 +86,7 @@ def test_what_is_remembered_of_a_trajectory() -> None:
     assert attempt_of(whole) == Attempt(("try 1",), "found")
     turns = tuple(replace(t, strategy=s) for t, s in zip(whole.turns, ("a", None, "b"), strict=True))
     assert attempt_of(replace(whole, strategy=None, turns=turns)) == Attempt(("a", "b"), "found")
+    assert attempt_of(replace(whole, feedback=None)) == Attempt(("try 1",), "end")  # what the last action brought
     assert attempt_of(replace(whole, strategy=None)) is None  # no strategy was found in any turn
     assert attempt_of(make_trajectory(None)) is None  # the environment broke
     assert Reflection(attempt(1), True) != Reflection(attempt(1), False)

@@ -125,7 +125,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(root: Path, what: str,
 
 STATEFUL = [
     "reflection.p_bad=0.4", "reflection.p_good=0.3", "rnd.weight=0.1", "advantage.estimator=gae", "rollout.max_refills=1",
-    "strategy.per=none", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
+    "strategy.per=turn", "evaluation.every=0", "evaluation.initial=false", "evaluation.without_strategy=false",
 ]  # fmt: skip
 
 
@@ -172,6 +172,7 @@ def test_another_configuration_is_refused(root: Path) -> None:
     ]
     found = resumed(root, "auto", "run.name=whole1", *free)
     assert (found.checkpoint.name, found.finished) == ("iteration_000006", False)  # more iterations were asked for
+    assert not resumed(root, "auto", "run.name=whole1", "train.max_environment_turns=1000000").finished
     assert resumed(root, "auto", "run.name=whole1").finished
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments import study as studies
-from experiments.study import learning_curve, main, result_path, run_study
+from experiments.study import environment_of_cells, learning_curve, main, result_path, run_study
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_table import hard_tasks, look_up, mean_and_spread, mean_curve, write_results
 from experiments.warmstart import _settings_that_matter
@@ -145,6 +145,15 @@ def test_finished_cells_stay_and_broken_ones_are_named(
     run_study(Path("s.yaml"), STUDY, cells, tmp_path, 1)
     assert len(started) == 4  # B alone, once more
     assert result_path(tmp_path, cells[0]).stat().st_mtime_ns == before
+
+
+def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody has chosen among them: an empty CUDA_VISIBLE_DEVICES hides all."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE_DEVICES" not in environment_of_cells(1)
+    assert environment_of_cells(2)["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert environment_of_cells(1)["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def result(cell: str, passes: list[float], per_task: dict[str, list[int]]) -> dict[str, Any]:

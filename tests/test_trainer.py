@@ -292,6 +292,18 @@ def test_epochs_and_minibatches_are_optimizer_steps(make: Make) -> None:
     assert values["update/log_ratio_max"] > 1e-3  # later steps are off-policy
 
 
+def test_metrics_of_every_step_are_kept_on_the_cpu(make: Make) -> None:
+    """A resumed update adds up those that came out of a file and those that a GPU has just worked out."""
+
+    class Elsewhere:
+        def cpu(self) -> torch.Tensor:
+            return torch.tensor([3.0, 2.0], dtype=torch.float64)
+
+    trainer = make(update={"epochs": 2})
+    trainer.learner.optimizer_step = lambda part, values: ({"loss": Elsewhere()}, None)  # type: ignore
+    assert trainer.learner.update(rows_of(trainer), 0)["update/loss"] == 1.5
+
+
 def test_kl_to_an_identical_reference_is_zero_at_first(make: Make) -> None:
     trainer = make(loss={"kl_coef": 0.5}, temperature={"strategy": 0.7, "action": 1.5}, optimizer={"lr": 1e-2})
     first, second = trainer.iterate(0), trainer.iterate(1)
