@@ -70,6 +70,11 @@ def find_run(config: Config, resume: str) -> Resumed | None:
             "start another run under another run.name"
         )
     checkpoint = newest_checkpoint(folder)
+    if checkpoint is None and any((folder / "checkpoints").glob("iteration_*")):
+        raise ValueError(
+            f"checkpoints must hold one that is whole to go on with {folder}, got none; mend the disk, or begin another run "
+            "under another run.name"
+        )
     state = read_state(checkpoint, tensors=False) if checkpoint else {}
     # A run that was to last longer by now is not finished.
     finished = _asked(folder / FINISHED) == to_dict(config.train)

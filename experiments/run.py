@@ -88,6 +88,13 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
             trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
         iterations = trainer.train()
         final_evaluations(config, task_set, trainer, iterations, model_path)
+        if trainer.checkpoints.lost:
+            trainer.save()  # there may be room by now
+        if trainer.checkpoints.lost:
+            raise RuntimeError(
+                f"the last checkpoint must be written before the run is finished, got none of iteration {iterations}; make "
+                "room on the disk and run the same command with --resume auto"
+            )
         return report(config, folder) if folder is not None else None
     finally:
         if trainer is not None:

@@ -52,6 +52,7 @@ class Checkpoints:
         self.keep, self.distributed = keep, distributed
         self.parts: dict[str, Stateful] = {}
         self._saved: str | None = None  # the newest one that this process wrote or started from
+        self.lost = False  # the newest one could not be written
 
     def save(self, run: RunFolder | None, iteration: int, model: Any, tokenizer: Any, *, steps: int = 0) -> None:
         """Write the policy and the state of all parts, unless that is what the newest checkpoint holds.
@@ -73,7 +74,8 @@ class Checkpoints:
             except (OSError, SafetensorError) as error:
                 print(f"checkpoint {name} is not written: {error}; the run goes on", file=sys.stderr)
                 written = False
-        self._saved = name if self.distributed.from_main(written) else None
+        self.lost = not self.distributed.from_main(written)
+        self._saved = None if self.lost else name
 
     def load(self, folder: Path) -> int:
         """Hand every part its state. Returns the iteration to go on with."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import hsg.collector
 from experiments.resume import find_run, read_config
+from experiments.run import main
 from hsg.checkpoint import newest_checkpoint, read_state
 from hsg.configfile import load_config, make_config
 from hsg.distributed import Distributed
@@ -149,6 +150,29 @@ def test_finished_run_is_left_alone(root: Path) -> None:
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
+def test_a_run_whose_last_checkpoint_has_no_room_is_not_finished(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    short = ["--config", str(root / "c.yaml"), *("--set", "run.name=full"), *("--set", "train.iterations=1")]
+    short += [
+        *("--set", "algorithm=grpo"),
+        *("--set", "log.quiet=true"),
+        *("--set", "evaluation.without_strategy=false"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr("hsg.checkpoint.save_checkpoint", full)
+        assert main(short) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("error: the last checkpoint must be written before the run is finished, got none")
+    assert not (root / "full" / "finished.json").exists()
+    assert main([*short, "--resume", "auto"]) == 0
+    assert (root / "full" / "checkpoints" / "iteration_000001").is_dir()
+
+
 # ---------------------------------------------------------------------------------------- which run, and as it began
 
 
@@ -191,6 +215,9 @@ def test_which_run_goes_on(guesser_folder: Path, tmp_path: Path) -> None:
         (tmp_path / "a" / "finished.json").write_text(text, errors="surrogateescape")
         assert not resumed(tmp_path, "auto", "run.name=a").finished
     assert resumed(tmp_path, "none", "run.name=a") is None
+    (tmp_path / "a" / "checkpoints" / "iteration_000002").mkdir(parents=True)
+    with pytest.raises(ValueError, match="checkpoints must hold one that is whole to go on with"):
+        resumed(tmp_path, "auto", "run.name=a")  # what was learned is not thrown away in silence
     given = read_config(None, tmp_path, ["train.iterations=3"], str(tmp_path / "a"))
     assert (given.run.dir, given.run.name, given.train.iterations) == (str(tmp_path), "a", 3)
     with pytest.raises(ValueError, match="--resume must be auto, none or a run folder, got '/no/such'"):
