@@ -134,6 +134,10 @@ class Browser:
         """Wait until the expression holds in the page."""
         return self._wait(lambda: self.evaluate(expression))
 
+    def until_equal(self, expression: str, value: Any) -> None:
+        """Wait until the expression has this value in the page."""
+        self._wait(lambda: self.evaluate(expression) == value)
+
     def settle(self) -> None:
         """Two frames later: what was asked for is drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
