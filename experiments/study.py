@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.arguments import Parser, refuse
+from experiments.curves import read_lines
 from experiments.study_file import CONFIGS, Cell, Study, make_cells, read_study
 from experiments.study_table import write_results
 from hsg.checks import require
@@ -71,7 +72,7 @@ def run_cell(study: Study, cell: Cell, out: Path) -> dict[str, Any]:
         tasks = evaluation_tasks(config, task_set, study.split)
         embed = trainer.collector.embed or load_encoder(config.model.encoder, distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
-        logged = [] if run is None else [_lines(run.path / name) for name in ("metrics.jsonl", "eval.jsonl")]
+        logged = [] if run is None else [read_lines(run.path, name) for name in ("metrics.jsonl", "eval.jsonl")]
     finally:
         if trainer is not None:
             trainer.close()
@@ -124,13 +125,6 @@ def learning_curve(
         ):  # fmt: skip
             curve[name].append(value)
     return dict(curve)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file; none where nothing was written, as without an evaluation."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------------------ all cells
