@@ -119,7 +119,8 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
     task_set = environments.make(config.environment.name, **config.environment.options)
     try:
         splits = options.split or [config.evaluation.split]
-        tasks = {split: evaluation_tasks(config, task_set, split) for split in splits}
+        key = "--split" if options.split else "evaluation.split"
+        tasks = {split: evaluation_tasks(config, task_set, split, key) for split in splits}
         policy = make_policy(config, model, distributed.device)
         summaries = {}
         for split in splits:

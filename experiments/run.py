@@ -126,9 +126,9 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
 
     training_tasks(config, task_set)
     Prompts.of(config)
-    for split in (config.evaluation.split, config.evaluation.test_split):
-        if split is not None:
-            evaluation_tasks(config, task_set, split)
+    evaluation_tasks(config, task_set)
+    if config.evaluation.test_split is not None:
+        evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
         resolve_model(config.model.path)
     if config.strategy.per == "episode":
