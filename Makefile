@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -90,6 +90,9 @@ ablations: $(ABLATIONS) ## every ablation, one table each; also one alone, as ma
 $(ABLATIONS): setup
 	@$(BIN)/python experiments/study.py experiments/studies/$@.yaml --scale $(SCALE) --seeds $(SEEDS) --jobs $(JOBS) \
 	    $(if $(filter paper,$(SCALE)),--dry-run) $(foreach pair,$(SET),--set '$(pair)')
+
+results: setup ## put what the studies measured into docs/results.md
+	@$(BIN)/python -m experiments.results
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench

@@ -77,7 +77,7 @@ def make_oracle(config: Config) -> tuple[Oracle, str, Any]:
     module = importlib.import_module(environments.module_of(config.environment.name))
     task_set = environments.make(config.environment.name, **config.environment.options)
     tasks = {task.id: task for task in task_set.tasks(config.environment.train_split)}
-    known = getattr(module, "wasted_turns", None)
+    known: Any = getattr(module, "wasted_turns", None)
     paths: dict[str, list[str] | None] = {}
 
     def wasted(line: Mapping[str, Any]) -> set[int] | None:

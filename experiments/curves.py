@@ -14,12 +14,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from experiments.arguments import refuse
+from hsg.checks import require
 from hsg.configfile import read_yaml
 
 PANELS = {
@@ -112,7 +114,7 @@ def learning_curve(
         held_out = {f"evaluation/{name}": value for name, value in reached.get(iteration, {}).items()}
         for name, value in (
             ("iteration", iteration), *spent.items(),
-            *((n, (line | held_out).get(n)) for n in REACHED),
+            *((n, {**line, **held_out}.get(n)) for n in REACHED),
         ):  # fmt: skip
             curve[name].append(value)
     return dict(curve)
@@ -154,7 +156,7 @@ def write_cost_curves(
 ) -> Path | None:
     """Draw `reached` of some runs against what they spent. None where matplotlib is missing, or no run has such a number.
 
-    reached  one of `REACHED`
+    reached  one of `REACHED`. ValueError where a run has not counted its turns.
     """
     try:
         import matplotlib
@@ -167,6 +169,9 @@ def write_cost_curves(
     figure, axes = pyplot.subplots(1, len(SPENT), figsize=(20, 5), layout="constrained")
     for place, (label, members) in enumerate(groups.items()):
         logs = [[read_lines(folder, name) for name in ("metrics.jsonl", "eval.jsonl")] for folder in members]
+        for folder, (metrics, _) in zip(members, logs, strict=True):
+            counted = all("cost/environment_turns" in line for line in metrics)
+            require(counted, "runs", "runs that count their environment turns", str(folder), "run it again")
         draw_curves(axes, [learning_curve(*lines) for lines in logs], reached, label, place)
     for axis, title in zip(axes, SPENT.values(), strict=True):
         axis.set_xlabel(title)
@@ -182,13 +187,16 @@ def write_cost_curves(
 
 def group_by_configuration(folders: Sequence[str | Path]) -> dict[str, list[Path]]:
     """Runs whose configurations differ in nothing but seed, run and log, under the name of the first of them."""
-    groups: dict[str, list[Path]] = {}
-    labels: dict[str, str] = {}
+    groups: dict[str, list[Path]] = defaultdict(list)
     for folder in map(Path, folders):
         config = read_yaml(folder / "config.yaml", "the run's configuration")
-        key = json.dumps({k: v for k, v in config.items() if k not in ("seed", "run", "log")}, sort_keys=True)
-        groups.setdefault(labels.setdefault(key, folder.name), []).append(folder)
-    return {f"{name} ({len(members)} seeds)" if len(members) > 1 else name: members for name, members in groups.items()}
+        groups[json.dumps({k: v for k, v in config.items() if k not in ("seed", "run", "log")})].append(folder)
+    names = Counter(members[0].name for members in groups.values())
+    labelled = {}
+    for first, *others in groups.values():
+        name = first.name if names[first.name] == 1 else str(first)
+        labelled[f"{name} ({len(others) + 1} seeds)" if others else name] = [first, *others]
+    return labelled
 
 
 def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -226,10 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"error: runs must be run folders with metrics.jsonl, got {missing[0]!r}; train one first", file=sys.stderr
         )
         return 2
-    if options.against_cost is None:
-        written = write_curves(options.runs, options.out)
-    else:
-        written = write_cost_curves(options.runs, options.out, options.against_cost)
+    try:
+        if options.against_cost is None:
+            written = write_curves(options.runs, options.out)
+        else:
+            written = write_cost_curves(options.runs, options.out, options.against_cost)
+    except ValueError as error:
+        return refuse(error)
     if written is None and find_spec("matplotlib"):
         print(f"error: runs must have measured {options.against_cost or 'an iteration'}, got none", file=sys.stderr)
         return 2

@@ -314,7 +314,8 @@ def run(options: Namespace) -> None:
             file.write_text(json.dumps(summary, indent=1), encoding="utf-8")
             print(f"\nresult:  {file}")
         if options.save_unsolved is not None:
-            hard = [task_id for summary in summaries.values() for task_id in unsolved(summary)]
+            tasks = [task for summary in summaries.values() for task in summary["tasks"]]
+            hard = unsolved({task["task_id"]: (task["num_samples"], task["num_solved"]) for task in tasks})
             write_task_file(
                 options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}"
             )

@@ -27,7 +27,8 @@ from typing import IO, Any
 
 from experiments import study_cell
 from experiments.arguments import Parser, refuse
-from experiments.study_cell import locked, result_path
+from experiments.locks import locked
+from experiments.study_cell import result_path
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, dry_run
 from experiments.study_table import write_results

@@ -10,17 +10,15 @@ Deliberately absent: resuming inside a cell (what was interrupted begins anew), 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from experiments.curves import learning_curve, read_lines
 from experiments.study_file import CONFIGS, Cell
@@ -33,59 +31,32 @@ def result_path(out: Path, cell: Cell) -> Path:
     return out / "cells" / f"{cell.key}.json"
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[IO[str]]:
-    """The file, opened to append, and nobody else's as long as it is open here or in a process that inherited it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-
-
 def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
     """Train one cell and judge it by samples. Returns what its file holds."""
     import torch
 
-    import environments
-    from experiments.demonstrations import digest
-    from experiments.run import check_before_work, final_evaluations, prepare_model
-    from experiments.warmstart import settings_that_matter
-    from hsg.configfile import load_config, to_dict
+    from experiments.run import final_evaluations, opened
+    from hsg.configfile import load_config
     from hsg.distributed import Distributed
     from hsg.evaluation import evaluation_tasks, play_samples
     from hsg.models import load_encoder
-    from hsg.tracking import RunFolder
-    from hsg.trainer import Trainer
 
     torch.set_num_threads(1)  # cells run side by side
     quiet = ["log.wandb=disabled", "log.quiet=true", f"run.dir={out / 'runs'}", f"run.name={cell.key}"]
     config = load_config(CONFIGS / cell.base, [*cell.overrides, *quiet])
-    task_set = environments.make(config.environment.name, **config.environment.options)
-    run = trainer = None
+    trains = config.train.iterations > 0
     began = time.process_time()
-    try:
-        check_before_work(config, task_set, str(config.run.name))
-        distributed = Distributed()
-        start = digest({"environment": to_dict(config.environment), **settings_that_matter(config)})
-        with locked(out / "cells" / f"warmstart-{start}.lock"):  # one cell makes it, the others find it
-            model_path = prepare_model(config, task_set, distributed)
-        trainer = Trainer(config, task_set, model_path, distributed, None)
-        if config.train.iterations:
-            trainer.run = run = RunFolder(config, str(config.run.name))
+    with opened(config, Distributed(), cell.key, logged=trains) as (task_set, trainer):
+        if trains:
             if config.evaluation.initial:
                 trainer.evaluate(0, "before training")
-            final_evaluations(config, task_set, trainer, trainer.train(), model_path)
+            final_evaluations(config, task_set, trainer, trainer.train())
         trained_seconds = time.process_time() - began
-        tasks = evaluation_tasks(config, task_set, cell.split)
-        embed = trainer.collector.embed or load_encoder(config.model.encoder, distributed.device).embed
+        tasks = evaluation_tasks(config, task_set, cell.split, "split")
+        embed = trainer.collector.embed or load_encoder(config.model.encoder, trainer.distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
-        logged = [] if run is None else [read_lines(run.path, name) for name in ("metrics.jsonl", "eval.jsonl")]
-    finally:
-        if trainer is not None:
-            trainer.close()
-        if run is not None:
-            run.close()
-        task_set.close()
+    run = out / "runs" / cell.key
+    logged = [read_lines(run, name) for name in ("metrics.jsonl", "eval.jsonl")] if trains else []
     return {
         "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides),
         "train_cpu_seconds": trained_seconds, "cpu_seconds": time.process_time() - began,

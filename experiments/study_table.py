@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.curves import SPENT, draw_curves, line_style
+from experiments.samples import unsolved
 from experiments.study_file import Study
 
 Value = tuple[float, float | None]
@@ -67,10 +68,10 @@ def write_curves(study: Study, results: Sequence[Mapping[str, Any]], path: Path)
 
 def hard_tasks(study: Study, results: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """Tasks that no sample of the study's `hard` cell solves; None where the study names no such cell."""
-    judged = [r for r in results if r["cell"] == study.hard]
+    judged = [r["per_task"] for r in results if r["cell"] == study.hard]
     if not judged:
         return None
-    return [task for task in judged[0]["per_task"] if not any(r["per_task"][task][1] for r in judged)]
+    return unsolved({task: [sum(part) for part in zip(*(r[task] for r in judged), strict=True)] for task in judged[0]})
 
 
 def mean_and_spread(results: Sequence[Mapping[str, Any]], path: str) -> Value | None:

@@ -19,7 +19,7 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.generation import Cost, derive_seed
-from hsg.measures import sample_measures, unsolved  # noqa: F401 - every measure under one name
+from hsg.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts

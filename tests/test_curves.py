@@ -68,6 +68,9 @@ def make_run(folder: Path, seed: int, kappa: float = 0.1) -> Path:
 def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / n, s, k) for n, s, k in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2))]
     assert group_by_configuration(runs) == {"a (2 seeds)": runs[:2], "c": runs[2:]}
+    (tmp_path / "x").mkdir()
+    same_name = make_run(tmp_path / "x" / "c", 0, 0.3)
+    assert group_by_configuration([runs[2], same_name]) == {str(runs[2]): [runs[2]], str(same_name): [same_name]}
 
 
 def test_curves_against_cost_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,10 +78,13 @@ def test_curves_against_cost_are_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "c.png"
     assert main([*runs, "--against-cost", "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert write_cost_curves(runs, tmp_path / "none.png", "evaluation/nothing") is None
+    assert write_cost_curves(runs, tmp_path / "none.png", "reward/outcome") is None  # no line has it
     assert not (tmp_path / "none.png").exists()
     assert main([*runs, "--against-cost", "evaluation/nothing", "--out", str(out)]) == 2
     assert capsys.readouterr().err == (
         "error: --against-cost must be one of reward/success, reward/outcome, reward/score, evaluation/success, "
         "evaluation/score, got 'evaluation/nothing'\n"
     )
+    (tmp_path / "0" / "metrics.jsonl").write_text('{"iteration": 0}\n')
+    assert main([*runs, "--against-cost", "--out", str(out)]) == 2
+    assert "runs must be runs that count their environment turns" in capsys.readouterr().err

@@ -15,8 +15,9 @@ import pytest
 from experiments import study as studies
 from experiments import study_file
 from experiments.curves import learning_curve
+from experiments.locks import locked
 from experiments.study import environment_of_cells, main, run_study
-from experiments.study_cell import locked, result_path, summarise_metrics
+from experiments.study_cell import result_path, summarise_metrics
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, command, dry_run
 from experiments.study_table import hard_tasks, look_up, mean_and_spread, write_results
@@ -64,6 +65,14 @@ def test_ablations_share_the_whole_method() -> None:
             study = read_study(STUDIES / f"ablate-{name}.yaml", scale)
             keys |= {c.key for c in make_cells(study, [0]) if c.name == cell}
         assert len(keys) == 1, scale
+
+
+def test_sge_ablations_are_cells_of_the_toy_study() -> None:
+    keys = [
+        {cell.key for cell in make_cells(read_study(STUDIES / f"{name}.yaml"), [0])}
+        for name in ("ablate-sge", "sge_toy")
+    ]
+    assert keys[0] < keys[1]
 
 
 def test_every_cell_of_groups_plays_equally_much() -> None:
