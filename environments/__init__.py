@@ -30,6 +30,11 @@ def available() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def module_of(name: str) -> str:
+    """The importable module of an environment: an analysis asks it for what only that environment knows."""
+    return _MODULES[name]
+
+
 def make(name: str, /, **options: Any) -> TaskSet:
     """The task set of one environment. Unknown name or option: ValueError that names the known ones."""
     if name not in _MODULES:
