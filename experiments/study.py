@@ -29,6 +29,7 @@ from experiments.arguments import Parser, refuse
 from experiments.curves import read_lines
 from experiments.study_file import CONFIGS, Cell, Study, make_cells, read_study
 from experiments.study_table import write_results
+from hsg import stopping
 from hsg.checks import require
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -148,17 +149,33 @@ def run_study(study_path: Path, study: Study, cells: Sequence[Cell], out: Path, 
         began = time.monotonic()
         arguments = [str(study_path), "--out", str(out), "--cell", json.dumps(dataclasses.asdict(cell))]
         with log.open("w", encoding="utf-8") as sink:
-            done = subprocess.run(
-                [sys.executable, __file__, *arguments], stdout=sink, stderr=subprocess.STDOUT, check=False,
+            process = subprocess.Popen(
+                [sys.executable, __file__, *arguments], stdout=sink, stderr=subprocess.STDOUT,
                 env=environment_of_cells(jobs),
             )  # fmt: skip
-        good = done.returncode == 0 and result_path(out, cell).is_file()
+        running.add(process)
+        if passed_on:  # this one had not begun when the others were told
+            process.send_signal(passed_on[0])
+        status = process.wait()
+        running.discard(process)
+        good = status == 0 and result_path(out, cell).is_file()
         word = "done" if good else f"FAILED, see {log}"
         print(f"  {cell.name} seed {cell.seed}: {word} ({time.monotonic() - began:.0f} s)", flush=True)
         return None if good else cell
 
-    with ThreadPoolExecutor(jobs) as pool:
+    running: set[subprocess.Popen[bytes]] = set()
+    passed_on: list[int] = []  # the signal that ends the study
+    pool = ThreadPoolExecutor(jobs)
+    try:
         return [cell for cell in pool.map(one, todo) if cell is not None]
+    except stopping.Stopped:
+        passed_on.append(stopping.received())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            process.send_signal(passed_on[0])
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)  # until the cells that run have ended
 
 
 def environment_of_cells(jobs: int) -> dict[str, str]:
@@ -193,16 +210,19 @@ def _seeds(text: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a cell failed, 2 bad input, 130 interrupted (the same command goes on)."""
+    """Exit status: 0 done, 1 a cell failed, 2 bad input, 130 or 143 stopped by a signal (the same command goes on)."""
     try:
         return _main(arguments)
+    except stopping.Stopped as stopped:
+        print(f"{stopped}; the same command goes on with the cells that have no result", file=sys.stderr)
+        return stopped.status
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with the cells that have no result", file=sys.stderr)
+        return 130
     except ValueError as error:
         return refuse(error)
     except OSError as error:  # a full disk, say
         return refuse(error, 1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on with the cells that have no result", file=sys.stderr)
-        return 130
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -233,7 +253,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             config = Path("experiments/configs") / study.base
             print(f"accelerate launch experiments/run.py --config {config}", *(f"--set '{o}'" for o in cell.overrides))
         return 0
-    failed = run_study(options.study, study, cells, out, max(1, options.jobs))
+    with stopping.handlers():
+        failed = run_study(options.study, study, cells, out, max(1, options.jobs))
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(out, cell).is_file()]
     results = [_result(result_path(out, cell)) | {"cell": cell.name} for cell in there]

@@ -130,6 +130,7 @@ USED_WHEN: dict[str, Callable[[Any], bool]] = {
     "gigpo": _estimates("gigpo"),
     "critic": _estimates("gae"),
     **dict.fromkeys(("rnd.hidden_size", "rnd.output_size", "rnd.lr", "rnd.epochs"), lambda c: c.rnd.weight > 0),
+    **dict.fromkeys(("model.lora.alpha", "model.lora.targets"), lambda c: c.model.lora.rank > 0),
     "loss.kl_estimator": lambda c: c.loss.kl_coef > 0,
     "loss.token_limit": lambda c: c.loss.aggregation == "seq-mean-token-sum-norm",
     "rollout.window_turns": lambda c: c.rollout.context == "window",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,9 +137,9 @@ def test_finished_cells_stay_and_broken_ones_are_named(
         started.append(cell["key"])
         if "temperature.strategy=0.7" not in cell["overrides"]:
             (tmp_path / "cells" / f"{cell['key']}.json").write_text("{}")
-        return type("Done", (), {"returncode": 0})
+        return types.SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr(studies.subprocess, "run", fake)
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
     cells = make_cells(STUDY, [0])
     failed = run_study(Path("s.yaml"), STUDY, cells, tmp_path, 2)
     assert [cell.name for cell in failed] == ["B"]
@@ -145,6 +149,29 @@ def test_finished_cells_stay_and_broken_ones_are_named(
     run_study(Path("s.yaml"), STUDY, cells, tmp_path, 1)
     assert len(started) == 4  # B alone, once more
     assert result_path(tmp_path, cells[0]).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_passed_on_to_the_cells(
+    number: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Two cells run and two wait: those that run get the signal and are waited for, the others never begin."""
+    (tmp_path / "s.yaml").write_text(
+        "title: a\nbase: smoke.yaml\ncells: {a: {kappa: 1}, b: {kappa: 2}, c: {kappa: 3}, d: {kappa: 4}}"
+    )
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def fake(command: list[str], **_: Any) -> Any:
+        started.append(start(["sleep", "600"]))
+        if len(started) == 2:
+            os.kill(os.getpid(), number)
+        return started[-1]
+
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
+    assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--jobs", "2", "--out", str(tmp_path)]) == status
+    assert [process.returncode for process in started] == [-number, -number]
+    assert capsys.readouterr().err.endswith("; the same command goes on with the cells that have no result\n")
 
 
 def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
