@@ -65,26 +65,41 @@ def setting_of(config: Config, gpus: int, *, gpus_per_host: int = 8, device: str
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """What no option says of the texts, in tokens."""
+
+    row: int | None = None  # the longest row; None: the longest that is allowed
+    turn: int = 256  # new ones of a row between two responses
+    prompt: int = 1024  # before a strategy
+
+
+@dataclass(frozen=True)
 class Rows:
     """How many rows one rank plays, and how long they are."""
 
     trajectories: int  # of one iteration, on the rank that has the most
-    at_once: int  # in the cache together
+    at_once: int  # in the cache together, those of an evaluation too
     length: int  # tokens of the longest
+    drawn: int  # tokens of the candidates for strategies that are drawn at once: those of whole tasks
 
     @property
     def waves(self) -> int:
         return math.ceil(self.trajectories / self.at_once)
 
 
-def rows_of(config: Config, model: Architecture, gpus: int, row_tokens: int | None = None) -> Rows:
-    """As `Rollout` cuts them into portions. `row_tokens`: the longest row that is expected, else the longest allowed."""
+def rows_of(config: Config, model: Architecture, gpus: int, lengths: Lengths) -> Rows:
+    """As `Rollout` cuts them into portions."""
     num_strategies, num_rollouts = config.group_shape
     tasks = math.ceil(config.num_tasks / gpus)
     total = tasks * num_strategies * num_rollouts
     longest = model.context if config.rollout.max_tokens is None else min(model.context, 2 * config.rollout.max_tokens)
-    at_once = min(total, max(1, config.rollout.max_cache_tokens // longest))
-    return Rows(total, at_once, min(longest, row_tokens or longest))
+    settings = config.evaluation
+    tested = min(settings.batch_size, math.ceil((settings.num_tasks or settings.batch_size * gpus) / gpus))
+    together = max(total, tested if settings.every or settings.initial or settings.final else 0)
+    at_once = min(together, max(1, config.rollout.max_cache_tokens // longest))
+    of_task = config.num_candidates * min(model.context, lengths.prompt + config.strategy.max_tokens)
+    drawn = of_task * min(tasks, max(1, config.rollout.max_cache_tokens // of_task))
+    return Rows(total, at_once, min(longest, lengths.row or longest), drawn if config.strategy.per == "episode" else 0)
 
 
 @dataclass(frozen=True)
@@ -144,16 +159,13 @@ def footprint(
     model: Architecture,
     config: Config,
     setting: Setting,
+    lengths: Lengths | None = None,
     *,
-    row_tokens: int | None = None,
-    turn_tokens: int = 256,
     foreach: bool = True,
 ) -> Footprint:
-    """The plan of one rank. `turn_tokens`: new tokens of a row between two responses, all of a stream forwarded at once.
-
-    `foreach`: AdamW works on all parameters at once, as on GPUs, and not on one after the other.
-    """
-    rows = rows_of(config, model, setting.gpus, row_tokens)
+    """The plan of one rank. `foreach`: AdamW works on all parameters at once, as on GPUs, and not on one after the other."""
+    lengths = lengths or Lengths()
+    rows = rows_of(config, model, setting.gpus, lengths)
     adapters = lora_parameters(config, model)
     trained = adapters or model.parameters
     on_gpu = 0 if config.distributed.cpu_offload and setting.sharded else 1
@@ -173,8 +185,8 @@ def footprint(
         reference=round(share * model.parameters) if with_reference and not adapters else 0,
         critic=critic if with_critic else 0,
         gathered=_gathered(model, config, setting),
-        cache=rows.at_once * rows.length * cache_bytes(model, setting),
-        forward=_forward_bytes(model, config, setting, rows, turn_tokens),
+        cache=max(rows.at_once * rows.length, rows.drawn) * cache_bytes(model, setting),
+        forward=_forward_bytes(model, config, setting, rows, lengths.turn),
         borrowed=_borrowed(model, setting, checkpointing=config.model.gradient_checkpointing, frozen=bool(adapters)),
         activations=_kept(model, config, setting) * microbatch_tokens(config, rows),
         flowing=_flowing(model, config, setting, microbatch_tokens(config, rows), frozen=bool(adapters)),
@@ -250,8 +262,12 @@ def _borrowed(model: Architecture, setting: Setting, *, checkpointing: bool, fro
     """Weights in the compute dtype that the update makes, and gradients on their way to their slices."""
     c = setting.compute
     if not setting.sharded:
-        # Autocast's copies: of all matrices until a backward pass has used them.
-        return 0 if not setting.half else c * (model.num_layers * model.layer_matrices + model.head)
+        if not setting.half:
+            return 0
+        # Autocast's copies, until a backward pass has used them. It holds those of trained weights all through the
+        # forward pass; of frozen ones only autograd holds any, which with checkpointing knows of one layer.
+        layers = 1 if frozen and checkpointing else model.num_layers
+        return c * (layers * model.layer_matrices + model.head)
     # The root stays, and so does its gradient; a layer is used while the next one comes.
     weights = c * (model.root + 2 * model.layer)
     if frozen:
@@ -293,9 +309,9 @@ class Work:
         return rollout, self.update_flops / tflops / 1e12
 
 
-def work(model: Architecture, config: Config, setting: Setting, *, row_tokens: int | None = None) -> Work:
+def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths | None = None) -> Work:
     """2 FLOPs a weight and token forward, twice that again backward (once, where the weights are frozen)."""
-    rows = rows_of(config, model, setting.gpus, row_tokens)
+    rows = rows_of(config, model, setting.gpus, lengths or Lengths())
     body, head = 2 * model.num_layers * model.layer_matrices, 2 * model.head
     positions = rows.trajectories * rows.length
     per_row = min(rows.length, config.rollout.max_turns * config.rollout.max_action_tokens)

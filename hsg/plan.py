@@ -19,7 +19,18 @@ from hsg.architecture import Architecture, read_architecture
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
-from hsg.footprint import Footprint, Rows, Setting, Work, footprint, microbatch_tokens, rows_of, setting_of, work
+from hsg.footprint import (
+    Footprint,
+    Lengths,
+    Rows,
+    Setting,
+    Work,
+    footprint,
+    microbatch_tokens,
+    rows_of,
+    setting_of,
+    work,
+)
 
 GIB = 2**30
 MEANINGS = {
@@ -29,7 +40,7 @@ MEANINGS = {
     "reference": "the initial policy, for KL or judgment",
     "critic": "whole on each rank, with its gradients and moments",
     "gathered": "rollout: whole weights in the compute dtype",
-    "cache": "rollout: keys and values",
+    "cache": "rollout: keys and values, of rows or of all candidates",
     "forward": "rollout: one forward of a stream",
     "borrowed": "update: weights in the compute dtype, gradients on their way",
     "activations": "update: kept for the backward pass of a micro-batch",
@@ -57,32 +68,28 @@ class Plan:
     cache_tokens: int | None  # the largest rollout.max_cache_tokens that fits
 
 
-def make_plan(
-    model: Architecture, config: Config, setting: Setting, memory: float, *, row_tokens: int | None, turn_tokens: int
-) -> Plan:
+def make_plan(model: Architecture, config: Config, setting: Setting, memory: float, lengths: Lengths) -> Plan:
     """The plan for GPUs with `memory` usable bytes."""
 
     def with_microbatch(tokens: int) -> Footprint:
-        return footprint(
-            model, replace(config, update=replace(config.update, microbatch_tokens=tokens)), setting,
-            row_tokens=row_tokens, turn_tokens=turn_tokens,
-        )  # fmt: skip
+        changed = replace(config, update=replace(config.update, microbatch_tokens=tokens))
+        return footprint(model, changed, setting, lengths)
 
     def with_cache(tokens: int) -> Footprint:
-        return footprint(
-            model, replace(config, rollout=replace(config.rollout, max_cache_tokens=tokens)), setting,
-            row_tokens=row_tokens, turn_tokens=turn_tokens,
-        )  # fmt: skip
+        changed = replace(config, rollout=replace(config.rollout, max_cache_tokens=tokens))
+        return footprint(model, changed, setting, lengths)
 
     return Plan(
-        model, config, setting,
-        footprint(model, config, setting, row_tokens=row_tokens, turn_tokens=turn_tokens),
-        rows_of(config, model, setting.gpus, row_tokens),
-        work(model, config, setting, row_tokens=row_tokens),
+        model,
+        config,
+        setting,
+        footprint(model, config, setting, lengths),
+        rows_of(config, model, setting.gpus, lengths),
+        work(model, config, setting, lengths),
         memory,
         largest(lambda tokens: with_microbatch(tokens).update <= memory, 2**24),
         largest(lambda tokens: with_cache(tokens).rollout <= memory, 2**34),
-    )  # fmt: skip
+    )
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int | None:
@@ -119,13 +126,16 @@ def advice(plan: Plan) -> list[str]:
     else:
         said.append(f"largest update.microbatch_tokens that fits: {_capped(plan.microbatch, 2**24)} (now {used:,})")
     if plan.cache_tokens is None:
-        said.append("no rollout fits, not even of one row: more GPUs, rollout.weights=sharded or model.lora.rank")
+        said.append(
+            "no rollout fits, not even of one row: more GPUs, rollout.weights=sharded, model.lora.rank, or fewer "
+            "candidates at once (num_tasks, sigma)"
+        )
     else:
         fitting = replace(config, rollout=replace(config.rollout, max_cache_tokens=plan.cache_tokens))
-        at_once = rows_of(fitting, plan.model, plan.setting.gpus, rows.length).at_once
+        at_once = rows_of(fitting, plan.model, plan.setting.gpus, Lengths(rows.length)).at_once
         said.append(
             f"largest rollout.max_cache_tokens that fits: {_capped(plan.cache_tokens, 2**34)} (now "
-            f"{config.rollout.max_cache_tokens:,}): {at_once} of {rows.trajectories} trajectories at once"
+            f"{config.rollout.max_cache_tokens:,}): {at_once} trajectories at once"
         )
     return said
 
@@ -207,10 +217,11 @@ def _answer(arguments: Sequence[str] | None) -> str:
     parser.add_argument("--reserve", type=float, default=0.1, help="share left to CUDA and to fragments (0.1)")
     parser.add_argument("--row-tokens", type=int, help="the longest row you expect (default: the longest allowed)")
     parser.add_argument("--turn-tokens", type=int, default=256, help="new tokens of a row between two responses (256)")
+    parser.add_argument("--prompt-tokens", type=int, default=1024, help="tokens before a strategy (1024)")
     parser.add_argument("--tflops", type=float, help="1e12 FLOPs/s that a rank achieves (default: measured here)")
     parser.add_argument("--bandwidth", type=float, default=2.0, help="1e12 bytes/s that its memory gives (2.0)")
     options = parser.parse_args(arguments)
-    for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "tflops", "bandwidth"):
+    for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "prompt_tokens", "tflops", "bandwidth"):
         value = getattr(options, name)
         require(value is None or value > 0, f"--{name.replace('_', '-')}", "> 0", value)
     require(min(options.gpus) > 0, "--gpus", "> 0", min(options.gpus))
@@ -218,13 +229,9 @@ def _answer(arguments: Sequence[str] | None) -> str:
     config = load_config(options.config, options.set)
     model = read_architecture(config)
     memory = options.gpu_memory * GIB * (1 - options.reserve)
-    plans = [
-        make_plan(
-            model, config, setting_of(config, gpus, gpus_per_host=options.gpus_per_host), memory,
-            row_tokens=options.row_tokens, turn_tokens=options.turn_tokens,
-        )
-        for gpus in options.gpus
-    ]  # fmt: skip
+    lengths = Lengths(options.row_tokens, options.turn_tokens, options.prompt_tokens)
+    settings = [setting_of(config, gpus, gpus_per_host=options.gpus_per_host) for gpus in options.gpus]
+    plans = [make_plan(model, config, setting, memory, lengths) for setting in settings]
     if len(plans) > 1:
         return "\n".join(map(markdown, plans))
     return show(plans[0], *_rates(options.tflops, options.bandwidth, plans[0].setting))

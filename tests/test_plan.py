@@ -18,9 +18,21 @@ from hsg.architecture import Architecture, read_architecture
 from hsg.batch import Row
 from hsg.configfile import make_config
 from hsg.distributed import Distributed
-from hsg.footprint import Setting, cache_bytes, footprint, layer_activations, lora_parameters, rows_of, setting_of, work
+from hsg.footprint import (
+    Lengths,
+    Setting,
+    cache_bytes,
+    footprint,
+    layer_activations,
+    lora_parameters,
+    rows_of,
+    setting_of,
+    work,
+)
 from hsg.generation import Decoder, make_generator
 from hsg.learner import Learner
+from hsg.lora import add_adapters
+from hsg.lora_config import LoraConfig
 from hsg.plan import largest, main, make_plan
 from hsg.types import ACTION, Tokens
 
@@ -64,12 +76,15 @@ def test_bytes_by_hand() -> None:
         "update": {"microbatch_tokens": 50},
         "num_tasks": 2,
     }
-    config = make_config({**given, "num_strategies": 2, "num_rollouts": 3, "judge": {"enabled": False}})
+    config = make_config(
+        {**given, "algorithm": "grpo", "num_strategies": 2, "num_rollouts": 3, "judge": {"enabled": False}}
+    )
     size, parameters = footprint(SMALL, config, ONE), 3 * LAYER + ROOT
     assert (size.weights, size.gradients, size.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
     assert (size.reference, size.critic, size.gathered, size.borrowed) == (0, 0, 0, 0)
     # Two times sixteen tokens a row, six of twelve rows at once; keys and values of 2 heads of size 2 in 3 layers.
-    assert (rows_of(config, SMALL, 1).at_once, rows_of(config, SMALL, 1).waves) == (6, 2)
+    rows = rows_of(config, SMALL, 1, Lengths())
+    assert (rows.at_once, rows.waves, rows.drawn) == (6, 2, 0)
     assert size.cache == 6 * 32 * 3 * (2 * 2) * (4 + 4)
     # Norms: 3 D each; q, attention, attention once more, k, v; log-sum-exp; 4 I. All float32.
     assert layer_activations(SMALL, ONE) == 4 * (2 * 3 * 8 + 3 * 8 + 2 * 4 + 4 + 4 * 16)
@@ -98,6 +113,13 @@ def test_options_count() -> None:
 
     assert of(distributed={"cpu_offload": True}).held == 0
     assert of(rollout={"weights": "sharded"}).gathered == 2 * (ROOT + 2 * LAYER)
+    drawn = rows_of(base, SMALL, 2, Lengths(prompt=20)).drawn
+    assert drawn == 2 * 32 * 64  # two tasks, sigma N candidates; a prompt of 20 and 64 new tokens stop at the context
+    short = make_config({"rollout": {"max_cache_tokens": 1}, "evaluation": {"final": True, "num_tasks": 9}})
+    assert rows_of(short, SMALL, 2, Lengths()).at_once == 1
+    assert footprint(SMALL, short, Setting(2, 2, half=True)).cache == 32 * 64 * cache_bytes(SMALL, EIGHT)
+    tested = make_config({"num_rollouts": 1, "num_strategies": 1, "evaluation": {"final": True, "num_tasks": 90}})
+    assert rows_of(tested, SMALL, 2, Lengths()).at_once == 45
     assert of(judge={"model": "reference"}).gathered == 2 * of().gathered
     body = 3 * LAYER + 800 + 8
     assert of(algorithm="ppo").critic == 16 * (body + 9)  # not sharded
@@ -131,7 +153,7 @@ def test_work_by_hand() -> None:
 def test_largest_that_fits() -> None:
     assert [largest(limit.__ge__, 1000) for limit in (0, 1, 7, 1000, 5000)] == [None, 1, 7, 1000, 1000]
     config, setting = make_config({"rollout": {"max_tokens": 8}}), Setting(1, 1, half=True)
-    plan = make_plan(SMALL, config, setting, 4e6, row_tokens=None, turn_tokens=4)
+    plan = make_plan(SMALL, config, setting, 4e6, Lengths(turn=4))
     assert plan.microbatch is not None
     assert plan.cache_tokens is not None
     for key, found, phase in (("update.microbatch_tokens", plan.microbatch, "update"),):
@@ -169,6 +191,19 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert error.count("\n") == 1
 
 
+def test_tables_of_the_docs_are_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).resolve().parents[1]
+    monkeypatch.chdir(root)
+    text = (root / "docs" / "scaling.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:python -m hsg.plan|\$ hsg plan) (.*)$", text, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out.strip() in text, command
+
+
 # -------------------------------------------------------------------------------------------------- measured on the CPU
 
 
@@ -201,28 +236,37 @@ def make_model(half: bool, checkpointing: bool = False) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
-def test_update_peaks_within_15_percent(half: bool, checkpointing: bool) -> None:
-    """An optimizer step of two micro-batches: gradients of the first are there while the second goes."""
+@pytest.mark.parametrize(("half", "rank"), [(False, 0), (True, 0), (False, 4), (True, 4)])
+def test_update_peaks_within_15_percent(half: bool, rank: int, checkpointing: bool) -> None:
+    """An optimizer step of two micro-batches: gradients of the first are there while the second goes. rank: of adapters."""
     tokens, length = 1024, 256
     model = make_model(half, checkpointing)
-    config = make_config({
-        "update": {"microbatch_tokens": tokens}, "rollout": {"max_logprob_gap": 100.0},
-        "model": {"gradient_checkpointing": checkpointing},
-    })  # fmt: skip
+    architecture = Architecture.from_config(model.config.to_dict(), "qwen2")
+    if rank:
+        pytest.importorskip("peft")
+        add_adapters(model, LoraConfig(rank=rank), seed=0)
+    config = make_config(
+        {
+            "update": {"microbatch_tokens": tokens},
+            "rollout": {"max_logprob_gap": 100.0},
+            "model": {"gradient_checkpointing": checkpointing, "lora": {"rank": rank}},
+        }
+    )
     learner = Learner(config, model, Distributed(), context_limit=512)
     learner._gaps = None
     mask = torch.arange(length - 1) >= 4
+    zeros, ones = torch.zeros(length - 1), torch.ones(length - 1)
     rows = [
-        Row(Tokens(torch.randint(1024, (length,)), mask, torch.full((length - 1,), -7.0), torch.ones(length - 1)), mask.float(), ACTION, i)
+        Row(Tokens(torch.randint(1024, (length,)), mask, zeros - 7, ones), mask.float(), ACTION, i)
         for i in range(2 * tokens // length)
-    ]  # fmt: skip
+    ]
     model.train()
     peak = measured_peak(lambda: learner.optimizer_step(rows, {"update/skipped_nonfinite": 0.0}))
-    architecture = Architecture.from_config(model.config.to_dict(), "qwen2")
-    planned = footprint(architecture, config, Setting(1, 1, half), foreach=False, row_tokens=length)
+    planned = footprint(architecture, config, Setting(1, 1, half), Lengths(row=length), foreach=False)
     # The weights were there before; moments are made at the end.
-    assert planned.update - planned.weights - planned.moments == pytest.approx(peak, rel=0.15)
+    expected = planned.update - planned.weights - planned.moments
+    print(f"measured {peak / 1e6:.2f} MB, planned {expected / 1e6:.2f} MB: {expected / peak:.3f}")
+    assert expected == pytest.approx(peak, rel=0.15)
 
 
 @pytest.mark.slow
@@ -249,5 +293,7 @@ def test_rollout_peaks_within_15_percent(half: bool, num_rows: int) -> None:
     peak = measured_peak(play)
     config = make_config({"num_tasks": 1, "num_strategies": 1, "num_rollouts": num_rows, "rollout": {"streams": 1}})
     architecture = Architecture.from_config(model.config.to_dict(), "qwen2")
-    planned = footprint(architecture, config, Setting(1, 1, half), turn_tokens=turn)
-    assert planned.rollout - planned.held == pytest.approx(peak, rel=0.15)
+    planned = footprint(architecture, config, Setting(1, 1, half), Lengths(turn=turn, prompt=64))
+    expected = planned.rollout - planned.held
+    print(f"measured {peak / 1e6:.2f} MB, planned {expected / 1e6:.2f} MB: {expected / peak:.3f}")
+    assert expected == pytest.approx(peak, rel=0.15)
