@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ def test_finished_cells_stay_and_broken_ones_are_named(
         started.append(cell["key"])
         if "temperature.strategy=0.7" not in cell["overrides"]:
             (tmp_path / "cells" / f"{cell['key']}.json").write_text("{}")
-        return types.SimpleNamespace(wait=lambda: 0)
+        return type("Done", (), {"wait": lambda self: 0})()
 
     monkeypatch.setattr(studies.subprocess, "Popen", fake)
     cells = make_cells(STUDY, [0])
