@@ -137,10 +137,12 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
     from hsg.build import training_tasks
     from hsg.evaluation import evaluation_tasks
+    from hsg.lora import check_peft
     from hsg.models import load_tokenizer, resolve_model
     from hsg.prompts import Prompts
 
     training_tasks(config, task_set)
+    check_peft(config.model.lora)
     Prompts.of(config)
     evaluation_tasks(config, task_set)
     if config.evaluation.test_split is not None:

@@ -32,6 +32,7 @@ from experiments.study_cell import result_path
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, dry_run
 from experiments.study_table import write_results
+from hsg import stopping
 from hsg.checks import require
 
 
@@ -50,24 +51,40 @@ def run_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int) -> list
         # The process of the cell inherits the lock: it lasts as long as the process, even where this one is killed.
         with locked(log) as sink:
             if not result_path(out, cell).is_file():  # another study may have run the very same cell meanwhile
-                _start_cell(cell, out, jobs, sink)
+                process = _start_cell(cell, out, jobs, sink)
+                running.add(process)
+                if passed_on:  # this one had not begun when the others were told
+                    process.send_signal(passed_on[0])
+                process.wait()
+                running.discard(process)
         good = result_path(out, cell).is_file()
         word = "done" if good else f"FAILED, see {log}"
         print(f"  {cell.name} seed {cell.seed}: {word} ({time.monotonic() - began:.0f} s)", flush=True)
         return None if good else cell
 
-    with ThreadPoolExecutor(jobs) as pool:
+    running: set[subprocess.Popen[bytes]] = set()
+    passed_on: list[int] = []  # the signal that ends the study
+    pool = ThreadPoolExecutor(jobs)
+    try:
         return [cell for cell in pool.map(one, todo) if cell is not None]
+    except stopping.Stopped:
+        passed_on.append(stopping.received())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            process.send_signal(passed_on[0])
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)  # until the cells that run have ended
 
 
-def _start_cell(cell: Cell, out: Path, jobs: int, log: IO[str]) -> None:
-    """Run one cell in a process of its own and wait for it; its result is there where it went well."""
+def _start_cell(cell: Cell, out: Path, jobs: int, log: IO[str]) -> subprocess.Popen[bytes]:
+    """Begin one cell in a process of its own; its result is there at the end where it went well."""
     # What an interrupted cell left behind is not the run that its result will speak of.
     shutil.rmtree(out / "runs" / cell.key, ignore_errors=True)
     log.truncate(0)
-    subprocess.run(
+    return subprocess.Popen(
         [sys.executable, study_cell.__file__, str(out), json.dumps(dataclasses.asdict(cell))],
-        stdout=log, stderr=subprocess.STDOUT, check=False, env=environment_of_cells(jobs),
+        stdout=log, stderr=subprocess.STDOUT, env=environment_of_cells(jobs),
     )  # fmt: skip
 
 
@@ -99,16 +116,19 @@ def _seeds(text: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 a cell failed, 2 bad input, 130 interrupted (the same command goes on)."""
+    """Exit status: 0 done, 1 a cell failed, 2 bad input, 130 or 143 stopped by a signal (the same command goes on)."""
     try:
         return _main(arguments)
+    except stopping.Stopped as stopped:
+        print(f"{stopped}; the same command goes on with the cells that have no result", file=sys.stderr)
+        return stopped.status
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with the cells that have no result", file=sys.stderr)
+        return 130
     except ValueError as error:
         return refuse(error)
     except OSError as error:  # a full disk, say
         return refuse(error, 1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on with the cells that have no result", file=sys.stderr)
-        return 130
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -129,7 +149,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         dry_run(study, cells)
         return 0
     check_splits(cells)
-    failed = run_study(study, cells, options.out, max(1, options.jobs))
+    with stopping.handlers():
+        failed = run_study(study, cells, options.out, max(1, options.jobs))
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(options.out, cell).is_file()]
     results = [_result(result_path(options.out, cell)) | {"cell": cell.name} for cell in there]

@@ -138,6 +138,7 @@ USED_WHEN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("rnd.hidden_size", "rnd.output_size", "rnd.lr", "rnd.epochs"), lambda c: c.rnd.weight > 0),
     "loss.strategy_weight": lambda c: c.loss.level_reduction == "separate" and _per_episode(c),
     "loss.action_weight": lambda c: c.loss.level_reduction == "separate",
+    **dict.fromkeys(("model.lora.alpha", "model.lora.targets"), lambda c: c.model.lora.rank > 0),
     "loss.kl_estimator": lambda c: c.loss.kl_coef > 0,
     "loss.token_limit": lambda c: c.loss.aggregation == "seq-mean-token-sum-norm",
     "rollout.window_turns": lambda c: c.rollout.context == "window",

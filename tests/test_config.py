@@ -29,6 +29,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("seed", [-1, 2**63], [0, 2**63 - 1]),
     ("run.name", ["a/b", "..", "../x", "", "a\nb", "a\0b", "a\udcff"], ["a.b", "x" * 200, "ünï 门"]),
     ("run.dir", ["a\0b", "a\nb"], ["a b"]),
+    ("model.lora.rank", [-1], [0, 8]), ("model.lora.alpha", [0, -1], [0.5]),
     ("temperature.strategy", [0, -1, 100], [0.01, 99]), ("temperature.action", [0, 100], [2]),
     ("strategy.max_tokens", [0], [1]), ("reflection.capacity", [0], [1]),
     ("reflection.p_bad", [-0.1, 1.1], [0, 1]), ("reflection.p_good", [-0.1, 1.1], [0, 1]),

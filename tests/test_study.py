@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -211,9 +214,9 @@ def test_finished_cells_stay_and_broken_ones_are_named(
         started.append(cell["key"])
         if "temperature.strategy=0.7" not in cell["overrides"]:
             (tmp_path / "cells" / f"{cell['key']}.json").write_text("{}")
-        return type("Done", (), {"returncode": 0})
+        return type("Done", (), {"wait": lambda self: 0})()
 
-    monkeypatch.setattr(studies.subprocess, "run", fake)
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
     cells = make_cells(STUDY, [0])
     failed = run_study(STUDY, cells, tmp_path, 2)
     assert [cell.name for cell in failed] == ["B"]
@@ -231,20 +234,21 @@ def test_studies_share_finished_cells(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def fake(command: list[str], **_: Any) -> Any:
         (tmp_path / "out" / "cells" / f"{json.loads(command[-1])['key']}.json").write_text(json.dumps(made))
+        return type("Done", (), {"wait": lambda self: 0})()
 
-    monkeypatch.setattr(studies.subprocess, "run", fake)
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
     for name, cell in (("one", "A"), ("other", "B")):
         path = tmp_path / f"{name}.yaml"
         path.write_text(GOOD.replace("x:", f"{cell}:") + "\ncolumns: {p: measures.pass_at_k.0}")
         assert main([str(path), "--seeds", "0", "--out", str(tmp_path / "out")]) == 0
         assert f"| {cell} | 0.5 |" in (tmp_path / "out" / name / "table.md").read_text()
-        monkeypatch.setattr(studies.subprocess, "run", None)  # calling it again would be an error
+        monkeypatch.setattr(studies.subprocess, "Popen", None)  # calling it again would be an error
 
 
 def test_a_cell_that_another_study_runs_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is started by nobody else while its lock is held, and not at all once its result is there."""
     cell = make_cells(STUDY, [0])[0]
-    monkeypatch.setattr(studies.subprocess, "run", None)
+    monkeypatch.setattr(studies.subprocess, "Popen", None)
     with locked(tmp_path / "cells" / f"{cell.key}.log"):
         waiting = threading.Thread(target=run_study, args=(STUDY, [cell], tmp_path, 1))
         waiting.start()
@@ -253,6 +257,29 @@ def test_a_cell_that_another_study_runs_is_waited_for(tmp_path: Path, monkeypatc
         result_path(tmp_path, cell).write_text("{}")
     waiting.join()
     assert run_study(STUDY, [cell], tmp_path, 1) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_passed_on_to_the_cells(
+    number: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Two cells run and two wait: those that run get the signal and are waited for, the others never begin."""
+    (tmp_path / "s.yaml").write_text(
+        "title: a\nbase: smoke.yaml\ncells: {a: {kappa: 1}, b: {kappa: 2}, c: {kappa: 3}, d: {kappa: 4}}"
+    )
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def fake(command: list[str], **_: Any) -> Any:
+        started.append(start(["sleep", "600"]))
+        if len(started) == 2:
+            os.kill(os.getpid(), number)
+        return started[-1]
+
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
+    assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--jobs", "2", "--out", str(tmp_path)]) == status
+    assert [process.returncode for process in started] == [-number, -number]
+    assert capsys.readouterr().err.endswith("; the same command goes on with the cells that have no result\n")
 
 
 def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
