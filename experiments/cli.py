@@ -34,7 +34,7 @@ COMMANDS = {
         "experiments.warmstart", "supervised training on expert play", "hsg warmstart --config my.yaml"
     ),
     "view": Command("experiments.view", "look at runs in a browser", "hsg view runs/a runs/b"),
-    "plan": Command("experiments.plan", "memory and time before anything is loaded", "hsg plan --config my.yaml"),
+    "plan": Command("hsg.plan", "memory and time before anything is loaded", "hsg plan --config my.yaml --gpus 8"),
     "check-env": Command("experiments.check_env", "say what is wrong with an environment", "hsg check-env toy"),
 }
 

@@ -167,7 +167,8 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
         return [p for shown in shown_of(task) if (p := play_one(task, shown, False)) is not None]
 
     quiet, found = config.log.quiet, []
-    with ThreadPoolExecutor(config.rollout.env_threads) as pool:
+    pool = ThreadPoolExecutor(config.rollout.env_threads)
+    try:
         with progress(len(tasks), "play demonstrations", quiet) as bar:
             for played in pool.map(own, tasks):
                 found += played
@@ -178,6 +179,8 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
             for one in pool.map(lambda pair: play_one(pair[0], pair[1], True), pairs):
                 found += [one] if one is not None else []
                 bar.update()
+    finally:  # asked to stop, only those that are being played are waited for
+        pool.shutdown(cancel_futures=True)
     if faults and not found:
         raise RuntimeError(f"demonstrations must be played for a warm start, got none: {faults[-1]}") from faults[-1]
     return found

@@ -10,6 +10,7 @@ Deliberately absent: a resumed run that learns by other rules than it began with
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from hsg.checkpoint import newest_checkpoint, read_state
 from hsg.config import Config, RunConfig
 from hsg.configfile import load_config, to_dict
-from hsg.tracking import FINISHED
+from hsg.tracking import FINISHED, lock
 
 MAY_CHANGE = (
     "run.", "train.", "evaluation.", "checkpoint.", "log.", "distributed.", "model.gradient_checkpointing",
@@ -26,6 +27,9 @@ MAY_CHANGE = (
     "rollout.streams", "rollout.weights", "rollout.max_logprob_gap", "update.microbatch_tokens", "optimizer.max_nonfinite",
 )  # fmt: skip
 """Options (or beginnings of their names) that change how a run is done and not what it learns from."""
+
+NEEDS = ("iteration", "run", "trainer", "learner")
+"""Parts of a checkpoint without which no run goes on."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,33 @@ def find_run(config: Config, resume: str) -> Resumed | None:
             f"the configuration must be that of {folder} to resume it, got {'; '.join(refused[:3])}; "
             "start another run under another run.name"
         )
-    checkpoint = newest_checkpoint(folder)
+    lock(folder).close()  # asked on behalf of all ranks; the run folder takes it for good
+    checkpoint = newest_checkpoint(folder, NEEDS)
     if checkpoint is None and any((folder / "checkpoints").glob("iteration_*")):
         raise ValueError(
             f"checkpoints must hold one that is whole to go on with {folder}, got none; mend the disk, or begin another run "
             "under another run.name"
         )
     state = read_state(checkpoint, tensors=False) if checkpoint else {}
+    _check_logs(folder, state)
     # A run that was to last longer by now is not finished.
     finished = _asked(folder / FINISHED) == to_dict(config.train)
     return Resumed(folder, checkpoint, state, finished)
+
+
+def _check_logs(folder: Path, state: Mapping[str, Any]) -> None:
+    """Lines that the checkpoint knows of and the disk has lost: refused; a file that is gone was taken away on purpose."""
+    for name, size in state.get("run", {}).get("sizes", {}).items():
+        path = folder / name
+        if not path.exists():
+            print(
+                f"{path} is gone, with {size:,} bytes that the checkpoint knows of; a new one is begun", file=sys.stderr
+            )
+        elif (there := path.stat().st_size) < size:
+            raise ValueError(
+                f"{path} must have the {size:,} bytes it had at the checkpoint, got {there:,}; put the file back, or delete "
+                "it to go on without the lines that are lost"
+            )
 
 
 def _asked(path: Path) -> Any:

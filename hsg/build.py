@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,9 @@ from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.evaluation import split_tasks
+from hsg.generation import derive_seed
 from hsg.judge import Judge
+from hsg.lora import add_adapters
 from hsg.models import load_policy, stop_ids
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout
@@ -23,6 +26,23 @@ def make_policy(config: Config, path: str | Path, device: torch.device | str) ->
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
+
+
+def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
+    """The policy that a run trains: with adapters, where it asks for them."""
+    policy = make_policy(config, path, device)
+    if config.model.lora.rank:
+        add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
+    return policy
+
+
+def make_reference(config: Config, path: str, policy: Policy, distributed: Distributed) -> Policy | None:
+    """The policy before the first update, where something needs it: without its adapters, or as another model."""
+    if config.loss.kl_coef == 0 and not (config.judge.enabled and config.judge.model == "reference"):
+        return None
+    if config.model.lora.rank:
+        return replace(policy, is_reference=True)
+    return make_frozen(config, path, distributed)
 
 
 def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
@@ -41,6 +61,7 @@ def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
         judged_by.chat,
         context_limit=judged_by.context_limit,
         on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
+        without_adapters=judged_by.is_reference,
     )
 
 

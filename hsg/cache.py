@@ -63,8 +63,11 @@ class _RowLayer(CacheLayerMixin):
 class RowCache(Cache):
     """An attention cache whose slot is the token's position, with rows that can be copied and swapped."""
 
-    def __init__(self, num_slots: int, num_layers: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, num_layers: int, capacity: int, device: torch.device, limit: int | None = None
+    ) -> None:
         self.num_slots, self.capacity, self.device = num_slots, capacity, device
+        self.limit = limit  # no row ever grows longer
         self.slots = torch.empty(0, dtype=torch.long)
         self.positions = torch.empty(0, 0, dtype=torch.long)
         self.length, self.leading = 0, False
@@ -77,7 +80,8 @@ class RowCache(Cache):
         self.leading = list(slots) == list(range(len(slots)))
         self.length = int(positions.max()) + 1
         if self.length > self.capacity:
-            self.capacity = max(self.length, self.capacity + self.capacity // 2)
+            grown = self.capacity + self.capacity // 2
+            self.capacity = max(self.length, grown if self.limit is None else min(grown, self.limit))
             for layer in self.layers:
                 layer.grow(self.capacity)
         keys = torch.arange(self.length, device=self.device)

@@ -19,18 +19,22 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hsg.distributed import Distributed
+from hsg.sharding import like
 from hsg.tracking import RunFolder
 from hsg.underway import NonfiniteError, Underway
+
+STATE_FILES = ("state.json", "state.safetensors")
 
 
 class Stateful(Protocol):
@@ -43,6 +47,22 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, in a run of any number of ranks."""
+
+
+class Adapters:
+    """A `Stateful` of the weights that are trained, of a model whose others never change."""
+
+    def __init__(self, model: Any, distributed: Distributed) -> None:
+        self.model, self.distributed = model, distributed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {n: self.distributed.whole(p) for n, p in self.model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(like(state[name], parameter))
 
 
 class Checkpoints:
@@ -82,7 +102,13 @@ class Checkpoints:
         state = read_state(folder)
         for key, part in self.parts.items():
             if key in state:
-                part.load_state_dict(state[key])
+                try:
+                    part.load_state_dict(state[key])
+                except KeyError as error:  # another version of hsg wrote it, say
+                    raise ValueError(
+                        f"{folder / 'state.json'} must hold {error.args[0]!r} of the part {key!r} to go on from it, got "
+                        "none; delete that checkpoint, and the one before it is used"
+                    ) from None
         self._saved = folder.name
         return state["iteration"]
 
@@ -156,25 +182,28 @@ def save_model(folder: Path, model: Any, tokenizer: Any, *, weights: dict[str, T
     tokenizer.save_pretrained(folder)
 
 
-def newest_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint that is whole; the damaged ones before it are named on stderr."""
+def newest_checkpoint(run: Path, needs: Sequence[str] = ()) -> Path | None:
+    """The newest checkpoint that is whole and holds the parts it `needs`; those passed over are named on stderr."""
     for folder in reversed(_folders(run)):
-        problem = damage(folder)
+        problem = damage(folder, needs)
         if problem is None:
             return folder
         print(f"checkpoint {folder.name} is passed over: {problem}", file=sys.stderr)
     return None
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
+    """What is wrong with a checkpoint, or None. `needs`: parts of the run that it must hold."""
     try:
         sums = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
         there = {path.relative_to(folder).as_posix() for path in _files(folder)}
-        if missing := sorted(set(sums) - there):
+        if missing := sorted({*sums, *STATE_FILES} - there):
             return f"{missing[0]} is missing"
-        wrong = [name for name in sorted(sums) if _checksum(folder / name) != sums[name]]
-        return f"{wrong[0]} has another checksum" if wrong else None
+        if wrong := [name for name in sorted(sums) if _checksum(folder / name) != sums[name]]:
+            return f"{wrong[0]} has another checksum"
+        held = read_state(folder, tensors=False)
+        lacking = [name for name in needs if name not in held]
+        return f"state.json lacks {', '.join(lacking)}" if lacking else None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"checksums.json cannot be used ({type(error).__name__})"
 

@@ -166,7 +166,7 @@ class Critic:
         first, total = sum(units[: self.distributed.rank]), sum(units)
         size = config.update.minibatch_turns or config.update.minibatch_trajectories or max(total, 1)
         num_parts = max(1, math.ceil(total / size))
-        totals = torch.zeros(4, dtype=torch.float64)  # loss, clipped, steps, values
+        totals = torch.zeros(4, dtype=torch.float64)  # loss, clipped, steps skipped, values
         self.body.train()
         for epoch in range(config.critic.epochs):
             generator = make_generator("critic", config.seed, iteration, epoch)
@@ -199,14 +199,14 @@ class Critic:
         return targets
 
     def _step(self, rows: Sequence[Row], targets: dict[int, _Target]) -> Tensor:
-        """One optimizer step; loss, clipped units, 1, units of this rank."""
+        """One optimizer step; loss, clipped units, 0, units of this rank. Skipped where it is not finite: 0, 0, 1, 0."""
         device = self.distributed.device
         mine = float(sum(int(targets[id(row.tokens)].counts.sum()) for row in rows))
         count = self.distributed.sum(torch.tensor(mine, dtype=torch.float64)).item()
         if count == 0:
             return torch.zeros(4, dtype=torch.float64)
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.tensor([0.0, 0.0, 1.0, mine], dtype=torch.float64)
+        total = torch.tensor([0.0, 0.0, 0.0, mine], dtype=torch.float64)
         for part, hidden, positions in forward_rows(self.body, rows, self.config, device):
             self._positions += positions
             held = [targets[id(row.tokens)] for row in part]
@@ -220,8 +220,9 @@ class Critic:
             (losses.sum() / count).backward()
             total[:2] += torch.stack([losses.detach().sum().double().cpu(), clipped.sum().double().cpu()])
         norm = self.distributed.clip_gradients(self.trained, self.config.critic.max_grad_norm)
-        if math.isfinite(norm):
-            self.optimizer.step()
+        if not math.isfinite(norm):  # of the added gradients: all ranks skip alike
+            return torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+        self.optimizer.step()
         return total
 
     def _metrics(self, totals: Tensor, targets: dict[int, _Target]) -> Sums:
@@ -230,8 +231,9 @@ class Critic:
         held: list[Moments] = [
             merge_moments(self.distributed.gather([moments(x)])) for x in (returns, returns - values)
         ]
-        loss, clipped, _, num_values = totals.tolist()
+        loss, clipped, skipped, num_values = totals.tolist()
         sums: Sums = {
+            "critic/skipped_nonfinite": (skipped, 1.0),  # optimizer steps; every rank says the same
             "critic/loss": (loss, num_values),
             "critic/clip_fraction": (clipped, num_values),
             "critic/value": (values.sum().item(), float(len(values))),
@@ -336,15 +338,18 @@ class Novelty:
         count = self.distributed.sum(torch.tensor(float(len(self._held)), dtype=torch.float64)).item()
         if count == 0:
             return {}
-        loss = 0.0
+        loss, skipped = 0.0, 0
         for _ in range(self.config.rnd.epochs):
             self.optimizer.zero_grad()
             errors = (self.predictor(self._held) - self.target(self._held)).square().mean(-1)
             (errors.sum() / count).backward()
-            self.distributed.clip_gradients(self.predictor, math.inf)  # added over ranks, and not clipped
+            norm = self.distributed.clip_gradients(self.predictor, math.inf)  # added over ranks, and not clipped
+            if not math.isfinite(norm):
+                skipped += 1
+                continue
             self.optimizer.step()
             loss = errors.detach().sum().item()
-        return {"rnd/error": (loss, float(len(self._held)))}
+        return {"rnd/error": (loss, float(len(self._held))), "rnd/skipped_nonfinite": (float(skipped), 1.0)}
 
     def state_dict(self) -> dict[str, Any]:
         weights = {name: _on_cpu(getattr(self, name).state_dict()) for name in ("target", "predictor")}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from hsg.checks import require
 from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, ReinforceConfig, RewardConfig, RndConfig
 from hsg.distributed_config import DistributedConfig
+from hsg.lora_config import LoraConfig
 from hsg.warmstart_config import WarmstartConfig
 
 
@@ -51,6 +52,7 @@ class ModelConfig:
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hsg import sharding, stopping
 from hsg.distributed_config import DistributedConfig
+from hsg.lora import has_adapters, merged
 
 T = TypeVar("T")
 
@@ -164,8 +165,11 @@ class Distributed:
             raise stopping.Stopped(number)
 
     def whole_weights(self, model: Any) -> dict[str, Tensor] | None:
-        """On the main rank, the state dict of a sharded model; None for an ordinary one. Collective."""
-        return sharding.whole_weights(model, keep=self.is_main) if sharding.is_sharded(model) else None
+        """On the main rank, the plain state dict of a model that is sharded or has adapters; None for others. Collective."""
+        if not sharding.is_sharded(model) and not has_adapters(model):
+            return None
+        weights = sharding.whole_weights(model, keep=self.is_main)
+        return merged(model, weights) if has_adapters(model) else weights
 
     def whole(self, tensor: Tensor) -> Tensor:
         """On the main rank, a tensor with all its slices, on the CPU. Collective."""

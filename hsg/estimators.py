@@ -31,7 +31,7 @@ class Turns:
     """All that an estimator may look at; the last two axes are the M rollouts of a group and their K turns.
 
     returns    (..., M, K)  the outcome less the turn's penalties
-    rewards    (..., M, K)  what sums up to the outcome over the turns, penalties included
+    rewards    (..., M, K)  what sums up to the outcome over the turns, plus each turn's own penalties
     turn_mask  (..., M, K)  bool: the turn exists and its trajectory is valid; elsewhere nothing is read
     states     (..., M, K)  int64 >= 0: equal numbers in a group are equal observations
     outcomes   (..., M)     R(tau)

@@ -127,7 +127,8 @@ class Decoder:
         self._row = list(range(len(prompts)))  # slot -> row
         if use_cache:
             capacity = max(map(len, self.rows)) + 64
-            self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device)
+            limit = getattr(model.config, "max_position_embeddings", None)
+            self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device, limit)
             with torch.no_grad(), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 

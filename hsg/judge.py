@@ -7,6 +7,8 @@ rollout leaves behind; any other judge reads the turns rewritten as one prompt.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from hsg.chat import ChatFormat
 from hsg.config import JudgeConfig
 from hsg.episode import Episode, results
 from hsg.generation import Cost, Decoder, make_generator
+from hsg.lora import adapters_off
 from hsg.prompts import Prompts, parse_judgment
 from hsg.types import Judgment
 
@@ -22,10 +25,19 @@ class Judge:
     """Asks the question and reads the answer. `model` and `chat` are the policy's own for `judge.model: self`."""
 
     def __init__(
-        self, config: JudgeConfig, prompts: Prompts, model: Any, chat: ChatFormat, *, context_limit: int, on_cache: bool
+        self,
+        config: JudgeConfig,
+        prompts: Prompts,
+        model: Any,
+        chat: ChatFormat,
+        *,
+        context_limit: int,
+        on_cache: bool,
+        without_adapters: bool = False,
     ) -> None:
         self.config, self.prompts, self.model, self.chat = config, prompts, model, chat
         self.context_limit, self.on_cache = context_limit, on_cache
+        self._plain = functools.partial(adapters_off, model) if without_adapters else contextlib.nullcontext
 
     def judge(
         self, episodes: Sequence[Episode], cost: Cost, decoder: Decoder | None = None, rows: Sequence[int] = ()
@@ -49,21 +61,22 @@ class Judge:
                 questions.append(question)
         if not asked:
             return judgments
-        if self.on_cache:
-            assert decoder is not None, "a judge that goes on from the conversation needs the decoder that holds it"
-            decoder.cost = cost
-            where = [rows[i] for i in asked]
-            for row, question in zip(where, questions, strict=True):
-                decoder.append(row, question)
-        else:
-            decoder = Decoder(self.model, self.chat.stop_ids, questions, cost=cost)
-            where = list(range(len(questions)))
-        answers = decoder.sample(
-            where,
-            temperatures=[self.config.temperature] * len(asked),
-            generators=[make_generator(*episodes[i].request.key, "judgment") for i in asked],
-            max_new_tokens=[self.config.max_tokens] * len(asked),
-        )
+        with self._plain():
+            if self.on_cache:
+                assert decoder is not None, "a judge that goes on from the conversation needs the decoder that holds it"
+                decoder.cost = cost
+                where = [rows[i] for i in asked]
+                for row, question in zip(where, questions, strict=True):
+                    decoder.append(row, question)
+            else:
+                decoder = Decoder(self.model, self.chat.stop_ids, questions, cost=cost)
+                where = list(range(len(questions)))
+            answers = decoder.sample(
+                where,
+                temperatures=[self.config.temperature] * len(asked),
+                generators=[make_generator(*episodes[i].request.key, "judgment") for i in asked],
+                max_new_tokens=[self.config.max_tokens] * len(asked),
+            )
         for i, answer in zip(asked, answers, strict=True):
             text = self.chat.decode(answer.ids)
             flagged = parse_judgment(text, len(episodes[i].turns))

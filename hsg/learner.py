@@ -25,6 +25,7 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.generation import make_generator
 from hsg.layout import Layout, make_layout
+from hsg.lora import adapters_off
 from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
 from hsg.models import score
 from hsg.packing import check_packing, packed_attention
@@ -60,7 +61,7 @@ class Learner:
         distributed.shard(model)  # before the optimizer takes its parameters
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            [p for p in model.parameters() if p.requires_grad],
             lr=options.lr,
             betas=(options.beta1, options.beta2),
             weight_decay=options.weight_decay,
@@ -346,7 +347,9 @@ class Learner:
         """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""
         if self.reference is None or self.config.loss.kl_coef == 0:
             return rows
-        scored = self._scores(self.reference, rows)
+        # The policy itself, where it is one with adapters: then without them.
+        with adapters_off(self.model) if self.reference is self.model else contextlib.nullcontext():
+            scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
 
 

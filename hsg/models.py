@@ -10,7 +10,7 @@ Deliberately absent:
      padding.  The result is exact, and sdpa may run its causal kernel instead of reading a (B, 1, T, T) mask;
   2. dropout, anywhere: the first ratio of an update must be 1 in training mode too;
   3. sampling settings of the model folder: what is scored is the full softmax, so that must be what is sampled;
-  4. adapters and quantised training.
+  4. quantised training; adapters are added by lora.py.
 """
 
 from __future__ import annotations

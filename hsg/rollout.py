@@ -39,6 +39,7 @@ class Policy:
     tokenizer: Any
     chat: ChatFormat
     context_limit: int
+    is_reference: bool = False  # the model without its adapters, where it has any
 
 
 @dataclass

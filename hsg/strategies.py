@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -53,6 +54,17 @@ def propose(
             f"the strategy prompt must leave room in the context of {policy.context_limit} tokens, "
             f"got one of {max(map(len, asked))} tokens; use a model with a longer context"
         )
+    longest = max(len(ids) + room for ids, room in zip(asked, rooms, strict=True))
+    fitting = max(
+        1, config.rollout.max_cache_tokens // (num_candidates * longest)
+    )  # tasks whose candidates go together
+    if len(asked) > fitting:
+        parts = [slice(begin, begin + fitting) for begin in range(0, len(asked), fitting)]
+        given: dict[str, Any] = {"num_candidates": num_candidates, "temperature": temperature, "cost": cost}
+        drawn = (
+            propose(config, policy, prompts, observations[p], keys[p], reflections=shown[p], **given) for p in parts
+        )
+        return [candidates for part in drawn for candidates in part]
     repeated = [(i, c) for i in range(len(asked)) for c in range(num_candidates)]
     decoder = Decoder(
         policy.model,

@@ -17,8 +17,8 @@ from typing import Any
 from hsg import metrics as mx
 from hsg import stopping
 from hsg.batch import Row
-from hsg.build import make_frozen, make_policy
-from hsg.checkpoint import Checkpoints
+from hsg.build import make_reference, make_trained
+from hsg.checkpoint import Adapters, Checkpoints
 from hsg.collector import Collector
 from hsg.config import Config
 from hsg.console import Console
@@ -50,10 +50,11 @@ class Trainer:
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
         self.console = Console(config, is_main=distributed.is_main)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
-        self.policy = make_policy(config, resume / "model" if resume else model_path, distributed.device)
+        # A checkpoint's model has its adapters merged in; the run goes on with the base, and with theirs (`adapters`).
+        path = resume / "model" if resume and not config.model.lora.rank else model_path
+        self.policy = make_trained(config, path, distributed.device)
         self.model = self.policy.model
-        needs_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-        self.reference = make_frozen(config, model_path, distributed) if needs_reference else None
+        self.reference = make_reference(config, model_path, self.policy, distributed)
         self._arithmetic = Arithmetic(self.model)
         self._matmul_rate = matmul_rate(distributed.device, self.model.compute_dtype)
         self.environment_turns = 0  # played in all, dropped ones too
@@ -77,6 +78,8 @@ class Trainer:
         # Whatever else has a state (a buffer, a curriculum, another network's optimizer) adds itself here.
         self.checkpoints.parts |= {"trainer": self, "learner": self.learner}
         self.checkpoints.parts |= {"reflection": self.collector.reflection, "companions": self.collector.companions}
+        if config.model.lora.rank:
+            self.checkpoints.parts["adapters"] = Adapters(self.model, distributed)
         if resume:
             self.iteration = self.checkpoints.load(resume)
 
@@ -121,7 +124,7 @@ class Trainer:
                     self._late = self.distributed.from_main(self._has_had_its_share())
                     if self.run is not None:
                         self.run.metrics(self.iteration - 1, values)
-                        self.console.line(self.iteration, values, spent=self.seconds)
+                        self.console.line(self.iteration, values, spent=self.seconds, played=self.environment_turns)
                     self._evaluate_and_save()
                     self.distributed.stop_together()
         except stopping.Stopped:

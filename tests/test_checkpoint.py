@@ -186,6 +186,31 @@ def test_damaged_checkpoint_is_passed_over(
     assert newest_checkpoint(tmp_path) == again  # a damaged folder does not stand in the way
 
 
+def test_checkpoint_without_a_part_is_passed_over(
+    guesser: Policy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file of it is whole; it is of another program, say, or of another version."""
+    good, bad = save(guesser, tmp_path, 2, trainer={}, learner={}), save(guesser, tmp_path, 4, trainer={})
+    assert newest_checkpoint(tmp_path) == bad
+    assert newest_checkpoint(tmp_path, ("trainer", "learner")) == good
+    assert capsys.readouterr().err == "checkpoint iteration_000004 is passed over: state.json lacks learner\n"
+    sums = json.loads((good / "checksums.json").read_text())
+    (good / "state.safetensors").unlink()
+    (good / "checksums.json").write_text(json.dumps({k: v for k, v in sums.items() if k != "state.safetensors"}))
+    assert newest_checkpoint(tmp_path, ("trainer",)) == bad
+    later = Checkpoints(None, Distributed())
+    later.parts["trainer"] = Needy()
+    with pytest.raises(
+        ValueError, match="state.json must hold 'seconds' of the part 'trainer' to go on from it, got none"
+    ):
+        later.load(bad)
+
+
+class Needy(Part):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        state["seconds"]
+
+
 def test_what_is_still_being_written_is_no_checkpoint(guesser: Policy, tmp_path: Path) -> None:
     save(guesser, tmp_path, 2).rename(tmp_path / "checkpoints" / ".iteration_000002.tmp")
     assert newest_checkpoint(tmp_path) is None

@@ -178,3 +178,34 @@ def test_nothing_was_played(guesser_folder: Path) -> None:
         credit = credit_of(config, played, signals) if played else assign_credit(config, None, [], [], signals)
         sums = companions.learn(played, credit, 0)
         assert sums["critic/loss"][1] == 0
+
+
+@pytest.mark.parametrize("which", ["critic", "rnd"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(
+    which: str, guesser_folder: Path, played: list[Trajectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of three steps: its weights stay as they are, and the metric says one."""
+    distributed = Distributed()
+    clip, calls = distributed.clip_gradients, iter(range(9))
+    monkeypatch.setattr(
+        distributed, "clip_gradients", lambda *given: (clip(*given), float("nan") if next(calls) == 0 else 1.0)[1]
+    )
+    config = settings(critic={"epochs": 3}, rnd={"weight": 0.1, "epochs": 3})
+    learner: Any
+    if which == "critic":
+        learner = Critic(config, guesser_folder, distributed)
+        values = learner.values(played)
+        credit = credit_of(config, played, Signals(values=values))
+        step, steps = learner.optimizer.step, []
+        monkeypatch.setattr(learner.optimizer, "step", lambda: (steps.append(1), step())[1])
+        sums = learner.learn(played, credit, 0)
+        assert sums["critic/loss"][1] == 2 * sum(len(t.turns) for t in played if t.valid)  # of the two steps taken
+    else:
+        model, _ = load_policy(config.model, guesser_folder)
+        learner = Novelty(config, model, distributed)
+        learner.bonuses(model, played)
+        step, steps = learner.optimizer.step, []
+        monkeypatch.setattr(learner.optimizer, "step", lambda: (steps.append(1), step())[1])
+        sums = learner.learn()
+    assert sums[f"{which}/skipped_nonfinite"] == (1.0, 1.0)
+    assert len(steps) == 2

@@ -29,6 +29,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("seed", [-1, 2**63], [0, 2**63 - 1]),
     ("run.name", ["a/b", "..", "../x", "", "a\nb", "a\0b", "a\udcff"], ["a.b", "x" * 200, "ünï 门"]),
     ("run.dir", ["a\0b", "a\nb"], ["a b"]),
+    ("model.lora.rank", [-1], [0, 8]), ("model.lora.alpha", [0, -1], [0.5]),
     ("temperature.strategy", [0, -1, 100], [0.01, 99]), ("temperature.action", [0, 100], [2]),
     ("strategy.max_tokens", [0], [1]), ("reflection.capacity", [0], [1]),
     ("reflection.p_bad", [-0.1, 1.1], [0, 1]), ("reflection.p_good", [-0.1, 1.1], [0, 1]),
@@ -183,6 +184,16 @@ def test_options_that_are_never_read_are_named() -> None:
     ]
     assert unused_options(make_config({"algorithm": "gigpo", **given})) == ["sigma", "kappa", "judge.max_tokens"]
     assert unused_options(make_config({**given, "judge": {"enabled": True}})) == ["gigpo.omega"]
+    # What divides by a std reads eps: groups of actions or strategies (unless std is none), and whitening.
+    eps = {"advantage": {"eps": 1e-3}, "loss": {"action_weight": 2}}
+    named = {"rloo": True, "dr_grpo": True, "grpo": False, "gigpo": False, "ppo": False, "reinforce++": False}
+    for algorithm, unread in named.items():
+        expected = ["advantage.eps"] * unread + ["loss.action_weight"]  # one level: there is nothing to weigh
+        assert unused_options(make_config({"algorithm": algorithm, **eps})) == expected, algorithm
+    assert unused_options(make_config(eps)) == []
+    assert (
+        unused_options(make_config({"advantage": {"estimator": "rloo", "eps": 1e-3}})) == []
+    )  # the strategies' groups
     for algorithm in ALGORITHMS:
         assert unused_options(make_config({"algorithm": algorithm})) == []
     assert unused_options(make_config({"prompts": {"markers": {"action": "<do>"}}})) == []

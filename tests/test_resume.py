@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from safetensors.torch import load_file
 import hsg.collector
 from experiments.resume import find_run, read_config
 from experiments.run import main
-from hsg.checkpoint import newest_checkpoint, read_state
+from hsg.build import make_policy
+from hsg.checkpoint import newest_checkpoint, read_state, save_checkpoint
 from hsg.configfile import load_config, make_config
 from hsg.distributed import Distributed
 from hsg.tracking import RunFolder
@@ -249,6 +252,69 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert len(list((run.path / "trajectories").iterdir())) == 2
     RunFolder(config, "r", resume={})
     assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "trajectories"]
+
+
+def test_lines_that_are_lost_are_named(
+    guesser_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log that is shorter than the checkpoint knows is refused; one that was taken away is begun anew, and it is said."""
+    options = {"model": {"path": str(guesser_folder)}, "run": {"dir": str(tmp_path)}, "log": {"wandb": "disabled"}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(options))
+    run = RunFolder(load_config(tmp_path / "c.yaml"), "r")
+    run.metrics(0, {"a/b": 1.0})
+    state = {"iteration": 1, "run": run.state_dict(), "trainer": {}, "learner": {}}
+    policy = make_policy(load_config(tmp_path / "c.yaml"), str(guesser_folder), "cpu")
+    save_checkpoint(run.path, "iteration_000001", policy.model, policy.tokenizer, state)
+    assert resumed(tmp_path, "auto", "run.name=r").checkpoint.name == "iteration_000001"
+    assert capsys.readouterr().err == ""
+    log = run.path / "metrics.jsonl"
+    size = log.stat().st_size
+    log.write_bytes(log.read_bytes()[:-5])
+    with pytest.raises(
+        ValueError, match=f"metrics.jsonl must have the {size} bytes it had at the checkpoint, got {size - 5}"
+    ):
+        resumed(tmp_path, "auto", "run.name=r")
+    log.unlink()
+    assert resumed(tmp_path, "auto", "run.name=r") is not None
+    assert (
+        capsys.readouterr().err
+        == f"{log} is gone, with {size} bytes that the checkpoint knows of; a new one is begun\n"
+    )
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from hsg.tracking import lock
+held = lock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_folder_has_one_process(tmp_path: Path) -> None:
+    """Refused while another one holds it, there again once that is dead; one process may open it twice."""
+    config = make_config({"run": {"dir": str(tmp_path)}, "log": {"wandb": "disabled"}})
+    RunFolder(config, "r").close()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "r")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        before = (tmp_path / "r" / "config.yaml").stat().st_mtime_ns
+        with pytest.raises(ValueError, match="run.name must be that of a run that no other process is training, got"):
+            RunFolder(config, "r", resume={})
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump({"run": {"dir": str(tmp_path), "name": "r"}}))
+        with pytest.raises(ValueError, match="that no other process is training"):
+            resumed(tmp_path, "auto")
+        assert (tmp_path / "r" / "config.yaml").stat().st_mtime_ns == before
+    finally:
+        other.kill()
+        other.wait()
+    one, two = RunFolder(config, "r", resume={}), RunFolder(config, "r", resume={})
+    one.close()
+    one.close()
+    two.close()
 
 
 def test_time_before_the_resume_counts(guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hsg.config import Config
 from hsg.configfile import make_config
-from hsg.generation import Cost
+from hsg.generation import Cost, Decoder
 from hsg.prompts import Prompts, parse_strategy
 from hsg.rollout import Policy
 from hsg.strategies import propose, select
@@ -26,7 +26,13 @@ KEYS = [("it", 0, name) for name in ("a", "b", "c")]
 def draw(
     policy: Policy, observations: Sequence[str] = FIRST, keys: Sequence[tuple] = KEYS, **given: Any
 ) -> list[list[Strategy]]:
-    config = make_config({"prompts": {"style": "terse"}, "strategy": {"max_tokens": given.pop("max_tokens", 10)}})
+    config = make_config(
+        {
+            "prompts": {"style": "terse"},
+            "strategy": {"max_tokens": given.pop("max_tokens", 10)},
+            "rollout": {"max_cache_tokens": given.pop("max_cache_tokens", 10**6)},
+        }
+    )
     options = {"num_candidates": 5, "temperature": 1.0, "cost": Cost(), **given}
     return propose(config, policy, PROMPTS, observations, keys, **options)
 
@@ -49,6 +55,23 @@ def test_candidates_are_rows_of_their_own(guesser: Policy) -> None:
             assert strategy.token_limit == 10
             assert strategy.truncated == (tokens.input_ids[-1] != guesser.chat.end_id)
     assert {s.text for row in drawn for s in row if s.parsed} > {"try 1"}
+
+
+def test_no_more_at_once_than_the_cache_may_hold(guesser: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tasks, one by one where even a task's candidates are too many; the same strategies come out."""
+    sizes: list[int] = []
+
+    def counted(model: Any, stop_ids: Any, rows: Sequence[Any], **options: Any) -> Any:
+        sizes.append(len(rows))
+        return Decoder(model, stop_ids, rows, **options)
+
+    whole = draw(guesser)
+    longest = max(len(guesser.chat.prompt(PROMPTS.strategy(text))) for text in FIRST) + 10
+    monkeypatch.setattr("hsg.strategies.Decoder", counted)
+    for tokens, expected in ((15 * longest, [15]), (15 * longest - 1, [10, 5]), (1, [5, 5, 5])):
+        sizes.clear()
+        assert essence(draw(guesser, max_cache_tokens=tokens)) == essence(whole)
+        assert sizes == expected
 
 
 def test_seed_decides_and_neighbours_do_not(guesser: Policy) -> None:

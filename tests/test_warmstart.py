@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import time
 
 import pytest
 from tiny import nano_folder
 
 import environments
 from experiments import demonstrations, supervised, warmstart
-from experiments.demonstrations import CONTEXT, FORMS, collect, expert_demonstrations, make_rows
+from experiments.demonstrations import CONTEXT, FORMS, collect, expert_demonstrations, make_rows, play_demonstrations
 from hsg.chat import ChatFormat
 from hsg.configfile import make_config
 from hsg.episode import Episode, Request
@@ -19,6 +21,7 @@ from hsg.models import load_policy, load_tokenizer
 from hsg.pool import Pool
 from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy, parse_turn_strategy, turn_response
 from hsg.protocol import Demonstration, EnvironmentFault
+from hsg.stopping import Stopped
 from hsg.types import Attempt, Reflection
 
 STRATEGY, ACTION, PLAIN, JUDGMENT, TURN, REFLECTION = range(6)
@@ -310,6 +313,30 @@ def test_what_an_engine_lost_is_played_again(tmp_path, task_set, monkeypatch):
     monkeypatch.setattr(type(task_set), "create", dies_once)
     again, _ = collect(config_for(tmp_path / "again", warmstart={"num_tasks": 4}), task_set)
     assert again == whole
+
+
+def test_asked_to_stop_it_leaves_the_queue(tmp_path, task_set, monkeypatch):
+    """Two threads, many tasks: those that are being played are finished, the others are never begun."""
+    monkeypatch.setattr(demonstrations, "progress", lambda *_: Stopping())
+    begun = []
+    monkeypatch.setattr(task_set, "demonstrations", lambda task, seed: (begun.append(task), time.sleep(0.02), [])[2])
+    tasks = [task_set.tasks("train")[0]] * 200
+    with pytest.raises(Stopped):
+        play_demonstrations(make_config({"rollout": {"env_threads": 2}, "log": {"quiet": True}}), task_set, tasks)
+    assert len(begun) < 100
+
+
+class Stopping:
+    """A bar at whose first step the process is asked to stop."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def update(self):
+        raise Stopped(signal.SIGTERM)
 
 
 def test_play_stops_when_the_environment_is_done_and_lists_admissible_actions(task_set):
