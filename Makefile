@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -146,6 +146,9 @@ docs: setup ## write docs/configuration.md from the dataclasses
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/,%,$(firstword $(shell ls -dt runs/*/ 2>/dev/null))))
+
+notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m experiments.notebooks $(ONE)
 
 clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

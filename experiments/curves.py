@@ -47,19 +47,17 @@ OWN_EVALUATIONS = ("warm start", "before training", "training", "after training"
 def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
     """Draw the curves of some run folders into one PNG. None where matplotlib is not installed or nothing was written."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     runs = {
         Path(folder).name: (read_lines(folder, "metrics.jsonl"), read_lines(folder, "eval.jsonl")) for folder in folders
     }
     if not any(metrics for metrics, _ in runs.values()):
         return None
-    figure, axes = pyplot.subplots(2, 4, figsize=(18, 7), layout="constrained")
-    panels = axes.flatten()
+    figure = Figure(figsize=(18, 7), layout="constrained")  # not pyplot's: a notebook's figures stay its own
+    panels = figure.subplots(2, 4).flatten()
     for place, (name, (metrics, evaluations)) in enumerate(runs.items()):
         colour = f"C{place}"
         for axis, (key, title) in zip(panels, PANELS.items(), strict=False):
@@ -78,7 +76,6 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
             axis.legend(fontsize="small")
     path = Path(out)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return path
 
 
