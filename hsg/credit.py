@@ -130,7 +130,7 @@ def assign_credit(
     returns = turn_returns(outcomes, flagged, config.kappa, turn_mask=turn_mask, penalties=penalties)
     dense = config.reward.turns == "dense"
     rewards = dense_rewards(gains, outcomes, turn_mask) if dense else last_turn_rewards(outcomes, turn_mask)
-    rewards = torch.where(turn_mask, rewards + penalties - config.kappa * flagged, 0.0)
+    rewards = torch.where(turn_mask, rewards + penalties - config.kappa * flagged.double(), 0.0)
     turns = Turns(returns, rewards, turn_mask, states, outcomes, valid)
     bonuses = None
     if signals.bonuses is not None:

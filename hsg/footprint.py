@@ -337,7 +337,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     of_all = config.num_tasks * num_strategies * num_rollouts
     one_step = (config.update.minibatch_trajectories or of_all) >= of_all and not config.update.minibatch_turns
     mode = config.rollout.logprobs
-    scorings = mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1))
+    scorings = int(mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1)))
     scorings += config.loss.kl_coef > 0  # the reference's
     passes = scorings + config.update.epochs * (again + (2 if config.model.lora.rank else 3))
     if config.advantage.estimator in NEEDS_VALUES:
