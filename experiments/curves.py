@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -203,10 +203,25 @@ def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def read_lines(folder: str | Path, name: str) -> list[dict[str, Any]]:
-    """The objects of one .jsonl file of a run folder; none where it does not exist yet."""
+def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The objects of one .jsonl file of a run folder; none where it does not exist yet. ValueError: as `read_objects`."""
     path = Path(folder) / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return list(read_objects(path, needs)) if path.is_file() else []
+
+
+def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`."""
+    with path.open("rb") as lines:
+        for number, text in enumerate(lines, 1):
+            try:
+                found = json.loads(text)
+            except ValueError:
+                found = None
+            whole = isinstance(found, dict) and all(key in found for key in needs)
+            rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
+            remedy = "take the line out, or name a run whose files are whole"
+            require(whole, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
+            yield found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

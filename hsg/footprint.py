@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from hsg.architecture import Architecture
 from hsg.config import Config
 from hsg.estimators import NEEDS_VALUES
+from hsg.lora_config import choose_targets
 
 FLOAT = 4  # bytes of a master weight, a gradient, a moment
 CHUNK_LOGITS = 2**24
@@ -144,15 +145,19 @@ class Footprint:
 
 
 def lora_parameters(config: Config, model: Architecture) -> int:
-    """Numbers in the adapters; 0 without."""
+    """Numbers in the adapters; 0 without. ValueError where a name in `targets` is that of no layer."""
     lora = config.model.lora
+    if not lora.rank:
+        return 0
     wide, query, key, inner = model.hidden_size, model.query_size, model.key_size, model.intermediate_size
     shapes = {
-        "q_proj": (wide, query), "k_proj": (wide, key), "v_proj": (wide, key), "o_proj": (query, wide),
-        "gate_proj": (wide, inner), "up_proj": (wide, inner), "down_proj": (inner, wide),
+        "self_attn.q_proj": (wide, query), "self_attn.k_proj": (wide, key), "self_attn.v_proj": (wide, key),
+        "self_attn.o_proj": (query, wide),
+        "mlp.gate_proj": (wide, inner), "mlp.up_proj": (wide, inner), "mlp.down_proj": (inner, wide),
     }  # fmt: skip
-    chosen = [shape for name, shape in shapes.items() if name in lora.targets or not lora.targets]
-    return lora.rank * model.num_layers * sum(a + b for a, b in chosen)
+    layers = {f"model.layers.{i}.{name}": shape for i in range(model.num_layers) for name, shape in shapes.items()}
+    chosen = choose_targets(layers, lora)
+    return lora.rank * sum(sum(layers[name]) for name in chosen)
 
 
 def footprint(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hsg.checks import require
-from hsg.lora_config import LoraConfig
+from hsg.lora_config import LoraConfig, choose_targets
 
 _NAME = "default"
 
@@ -39,12 +39,12 @@ def add_adapters(model: Any, options: LoraConfig, seed: int) -> None:
     check_peft(options)
     from peft import LoraConfig as Options
     from peft import inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
 
-    chosen: Any = list(options.targets) or "all-linear"  # peft leaves the head out
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, (torch.nn.Linear, Conv1D)) and m is not head]
+    chosen = choose_targets(linear, options)
     asked = Options(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=chosen)
-    ends = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    unknown = [name for name in options.targets if name.rsplit(".", 1)[-1] not in ends]
-    require(not unknown, "model.lora.targets", "names of the model's linear layers", unknown)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(asked, model)

@@ -10,6 +10,7 @@ Deliberately absent: what was measured on GPUs (nothing was), time of environmen
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -223,7 +224,8 @@ def _answer(arguments: Sequence[str] | None) -> str:
     options = parser.parse_args(arguments)
     for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "prompt_tokens", "tflops", "bandwidth"):
         value = getattr(options, name)
-        require(value is None or value > 0, f"--{name.replace('_', '-')}", "> 0", value)
+        possible = value is None or 0 < value < math.inf
+        require(possible, f"--{name.replace('_', '-')}", "> 0 and finite" if value == math.inf else "> 0", value)
     require(min(options.gpus) > 0, "--gpus", "> 0", min(options.gpus))
     require(0 <= options.reserve < 1, "--reserve", "in [0, 1)", options.reserve)
     config = load_config(options.config, options.set)

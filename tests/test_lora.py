@@ -77,6 +77,24 @@ def test_only_the_layers_that_are_named() -> None:
         add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=("q_proj", "no_proj")), seed=0)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["lm_head", "embed_tokens", "layers", "mlp", "input_layernorm", "proj", "layers.9.self_attn.q_proj"]
+)
+def test_a_name_that_is_of_no_linear_layer_is_refused(wrong: str) -> None:
+    """Alone or beside a good one: peft would say so at length, or train without it and say nothing."""
+    for targets in ((wrong,), ("q_proj", wrong)):
+        with pytest.raises(ValueError, match=f"^model.lora.targets must be names of .* got \\['{wrong}'\\]"):
+            add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=targets), seed=0)
+
+
+def test_a_layer_by_its_whole_name() -> None:
+    model = tiny_model("qwen2")
+    add_adapters(model, LoraConfig(**LORA, targets=("layers.0.self_attn.q_proj",)), seed=0)
+    assert [n.split(".lora_")[0] for n, p in model.named_parameters() if p.requires_grad] == [
+        "model.layers.0.self_attn.q_proj"
+    ] * 2
+
+
 def test_without_peft_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_peft(LoraConfig())

@@ -308,3 +308,51 @@ def test_rollout_peaks_within_15_percent(half: bool, num_rows: int) -> None:
     expected = planned.rollout - planned.held
     print(f"measured {peak / 1e6:.2f} MB, planned {expected / 1e6:.2f} MB: {expected / peak:.3f}")
     assert expected == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"text_config": 3}', "model.path must be a model's config.json"),
+    ("[" * 100_000, "model.path must be a model's config.json"),
+    ({"num_attention_heads": 0}, "num_attention_heads of model.path must be a whole number > 0, got 0"),
+    ({"hidden_size": -1}, "hidden_size of model.path must be a whole number > 0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers of model.path must be a whole number > 0"),
+    ({"num_key_value_heads": "x"}, "num_key_value_heads of model.path must be a whole number > 0"),
+    ({"head_dim": 1.5}, "head_dim of model.path must be a whole number > 0"),
+    ({"max_position_embeddings": -1}, "max_position_embeddings of model.path must be a whole number > 0"),
+])  # fmt: skip
+def test_odd_sizes_are_one_line(
+    text: str | dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
+        "num_attention_heads": 4, "vocab_size": 100,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(text if isinstance(text, str) else json.dumps({**plain, **text}))
+    assert main(["--tflops", "1", "--set", f"model.path={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_are_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("--tflops", "--bandwidth", "--gpu-memory"):
+        assert main(["--tflops", "1", name, "inf"]) == 2
+        assert f"error: {name} must be > 0 and finite, got inf" in capsys.readouterr().err
+
+
+def test_adapters_of_no_layer_are_refused_and_of_one_layer_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be planned as a run that trains all weights."""
+    rank = ["--tflops", "1", "--set", "model.lora.rank=4", "--set"]
+    for wrong in ("no_proj", "lm_head", "layers.99.self_attn.q_proj"):
+        assert main([*rank, f"model.lora.targets=[q_proj,{wrong}]"]) == 2
+        assert (
+            f"model.lora.targets must be names of the model's linear layers, got ['{wrong}']" in capsys.readouterr().err
+        )
+
+    def count(*targets: str) -> int:
+        config = make_config({"model": {"lora": {"rank": 4, "targets": list(targets)}}})
+        return lora_parameters(config, read_architecture(config))
+
+    nano = read_architecture(make_config({}))
+    assert count("q_proj") == 4 * nano.num_layers * (nano.hidden_size + nano.query_size)
+    assert count("layers.0.self_attn.q_proj") == 4 * (nano.hidden_size + nano.query_size)

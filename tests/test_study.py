@@ -402,3 +402,10 @@ def test_a_cell_that_cannot_be_built_is_named() -> None:
     wrong = replace(STUDY, cells={"wrong": {"prompts.templates": {"strategy": "{nothing}"}}})
     with pytest.raises(ValueError, match="cell wrong: "):
         dry_run(wrong, make_cells(wrong, [0]))
+
+
+@pytest.mark.parametrize("option", ["seed=4", "run.name=x"])
+def test_what_a_study_sets_itself_is_refused(option: str, capsys: Any) -> None:
+    """It would be overridden, and nobody told."""
+    assert main(["experiments/studies/ablate-delta.yaml", "--set", option, "--dry-run"]) == 2
+    assert "must be none that the study sets itself" in capsys.readouterr().err
