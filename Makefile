@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy bench bench-overhead test test-unit test-distributed soak lint format docs view clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -81,6 +81,18 @@ sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0
 
 baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2
 	@$(BIN)/python experiments/study.py experiments/studies/baselines_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+
+# One study file is one table: make ablate-delta SCALE=cpu SEEDS=0 SET="train.max_environment_turns=5000"
+SCALE ?= toy
+ABLATIONS := $(basename $(notdir $(wildcard experiments/studies/ablate-*.yaml)))
+.PHONY: $(ABLATIONS)
+ablations: $(ABLATIONS) ## every ablation, one table each; also one alone, as make ablate-delta: SCALE=toy|cpu|paper SEEDS= JOBS=
+$(ABLATIONS): setup
+	@$(BIN)/python experiments/study.py experiments/studies/$@.yaml --scale $(SCALE) --seeds $(SEEDS) --jobs $(JOBS) \
+	    $(if $(filter paper,$(SCALE)),--dry-run) $(foreach pair,$(SET),--set '$(pair)')
+
+results: setup ## put what the studies measured into docs/results.md
+	@$(BIN)/python -m experiments.results
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench
@@ -134,6 +146,9 @@ docs: setup ## write docs/configuration.md from the dataclasses
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/,%,$(firstword $(shell ls -dt runs/*/ 2>/dev/null))))
+
+notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m experiments.notebooks $(ONE)
 
 clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

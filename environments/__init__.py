@@ -1,6 +1,7 @@
 """Environments by name: `make("toy", **options)` -> TaskSet. Each one imports its engine only when made.
 
-To add one: a module or folder here with `make_task_set(**options) -> TaskSet`, and a line in `_MODULES`.
+To add one: a module or folder here with `make_task_set(**options) -> TaskSet`, and a line in `_MODULES`.  One that stands
+elsewhere needs no line: its name is the dotted path of its module, found where Python finds modules (`mylab.greenhouse`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ def available() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def module_of(name: str) -> str:
+    """The importable module of an environment: an analysis asks it for what only that environment knows."""
+    return _MODULES[name]
+
+
 def make(name: str, /, **options: Any) -> TaskSet:
-    """The task set of one environment. Unknown name or option: ValueError that names the known ones."""
-    if name not in _MODULES:
-        near = difflib.get_close_matches(str(name), _MODULES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
-        raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
-    make_task_set = importlib.import_module(_MODULES[name]).make_task_set
+    """The task set of one environment, by its name or the dotted path of a module with `make_task_set`.
+
+    Unknown name or option: ValueError that names the known ones. What such a module raises while it loads is raised here.
+    """
+    make_task_set = _load(name)
     known = list(inspect.signature(make_task_set).parameters)
     for key in options:
         if key not in known:
@@ -60,3 +65,25 @@ def make(name: str, /, **options: Any) -> TaskSet:
             if not fits:
                 raise ValueError(f"{name}.{key} must be {_KINDS[kind]}, got {value!r}; options are checked by type")
     return make_task_set(**options)
+
+
+def _load(name: str) -> Any:
+    """The function `make_task_set` of an environment."""
+    path = _MODULES.get(name)
+    if path is None and "." in str(name):
+        path = name
+    if path is None:
+        near = difflib.get_close_matches(str(name), _MODULES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
+        raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
+    rule = "environment.name must be a module with make_task_set"
+    try:
+        module = importlib.import_module(path)
+    except (ModuleNotFoundError, TypeError) as error:  # TypeError: a path that begins with a dot
+        # A module that is missing further in is a fault of that code, and its traceback says where.
+        if isinstance(error, ModuleNotFoundError) and not f"{path}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{rule}, got {name!r}: {error}; put its folder into PYTHONPATH") from None
+    if not callable(getattr(module, "make_task_set", None)):
+        raise ValueError(f"{rule}, got {name!r}, which has none; write make_task_set(**options) -> TaskSet there")
+    return module.make_task_set

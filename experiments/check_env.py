@@ -21,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Play a few tasks of an environment and say what breaks hsg's protocol.",
         epilog="example: hsg check-env sciworld --set tasks=Find",
     )
-    parser.add_argument("name", help=f"one of {', '.join(environments.available())}")
+    parser.add_argument("name", help=f"one of {', '.join(environments.available())}, or a module")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment")
-    parser.add_argument("--num-tasks", type=int, default=3, help="tasks played of each split (3)")
+    parser.add_argument("--num-tasks", type=int, default=3, help="tasks played, spread over all splits (3)")
     try:
         given = parser.parse_args(arguments)
         if given.num_tasks < 1:

@@ -1,7 +1,10 @@
 """Learning curves of one or more run folders, drawn from their own files.
 
-    python experiments/curves.py runs/a runs/b --out curves.png
+    python experiments/curves.py runs/a runs/b --out curves.png                     what each of them measured
+    python experiments/curves.py runs/a-0 runs/a-1 runs/b-0 --against-cost          success against iterations, environment
+                                                                                    turns, sampled tokens and seconds
 
+Against cost, runs that differ in their seed alone are one line, their mean, in a band of their spread (StraTA's figure 3).
 Deliberately absent: smoothing that hides (the thin line is the data, the thick one its mean over nearby iterations).
 """
 
@@ -9,10 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from experiments.arguments import refuse
+from hsg.checks import require
+from hsg.configfile import read_yaml
 
 PANELS = {
     "reward/outcome": "outcome of training rollouts",
@@ -23,24 +33,31 @@ PANELS = {
     "update/entropy": "entropy (nats per token)",
 }
 WINDOW = 9  # iterations in a moving mean
+SPENT = {
+    "iteration": "iteration",
+    "environment_turns": "environment turns",
+    "sampled_tokens": "sampled tokens",
+    "seconds": "seconds of training",
+}
+REACHED = ("reward/success", "reward/outcome", "reward/score", "evaluation/success", "evaluation/score")
+OWN_EVALUATIONS = ("warm start", "before training", "training", "after training")
+"""Labels of evaluations of the policy itself on the held-out tasks; the others take its strategy away, or are of another."""
 
 
 def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
     """Draw the curves of some run folders into one PNG. None where matplotlib is not installed or nothing was written."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     runs = {
         Path(folder).name: (read_lines(folder, "metrics.jsonl"), read_lines(folder, "eval.jsonl")) for folder in folders
     }
     if not any(metrics for metrics, _ in runs.values()):
         return None
-    figure, axes = pyplot.subplots(2, 4, figsize=(18, 7), layout="constrained")
-    panels = axes.flatten()
+    figure = Figure(figsize=(18, 7), layout="constrained")  # not pyplot's: a notebook's figures stay its own
+    panels = figure.subplots(2, 4).flatten()
     for place, (name, (metrics, evaluations)) in enumerate(runs.items()):
         colour = f"C{place}"
         for axis, (key, title) in zip(panels, PANELS.items(), strict=False):
@@ -59,20 +76,124 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
             axis.legend(fontsize="small")
     path = Path(out)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return path
 
 
 def _evaluations(axis: Any, key: str, evaluations: Sequence[dict[str, Any]], colour: str) -> None:
     """The policy's own evaluations as a line, its variants (strategy blanked, ...) and the control as marks."""
     dev = [e for e in evaluations if key in e and e["label"] != "test split"]
-    line = [e for e in dev if e["label"] in ("warm start", "before training", "training", "after training")]
+    line = [e for e in dev if e["label"] in OWN_EVALUATIONS]
     axis.plot([e["iteration"] for e in line], [e[key] for e in line], color=colour, marker="o")
     marks = {"strategy blanked": "v", "strategies exchanged": "x", "supervised control": "s"}
     for e in dev:
         if e["label"] in marks:
             axis.plot(e["iteration"], e[key], marks[e["label"]], color=colour, label=e["label"])
     axis.set_title(f"{key} on held-out tasks")
+
+
+def learning_curve(
+    lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, list[float | None]]:
+    """What a run had spent after every iteration, what its rollouts came to, and what its evaluations did.
+
+    Rollouts that were dropped are paid for and not counted among those that succeeded, so methods that drop some are
+    compared by evaluation/success. An evaluation before training is the first point, at no cost.
+    """
+    reached = {e["iteration"]: e for e in evaluations if e["label"] in OWN_EVALUATIONS}
+    curve: dict[str, list[float | None]] = defaultdict(list)
+    spent = dict.fromkeys(("environment_turns", "sampled_tokens", "seconds"), 0.0)
+    for line in [*([{}] if 0 in reached else []), *lines]:
+        iteration = line["iteration"] + 1 if line else 0
+        if line:
+            spent["environment_turns"] += line["cost/environment_turns"]
+            spent["sampled_tokens"] += line["cost/sampled_tokens"]
+            spent["seconds"] += line["time/iteration_seconds"]
+        held_out = {f"evaluation/{name}": value for name, value in reached.get(iteration, {}).items()}
+        for name, value in (
+            ("iteration", iteration), *spent.items(),
+            *((n, {**line, **held_out}.get(n)) for n in REACHED),
+        ):  # fmt: skip
+            curve[name].append(value)
+    return dict(curve)
+
+
+def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) -> list[tuple[float, float, float]]:
+    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones."""
+    kept = [[i for i, value in enumerate(c[reached]) if value is not None] for c in curves]
+    if not all(kept):
+        return []
+    shared = sorted(set.intersection(*map(set, kept)))
+    places = [[i] * len(curves) for i in shared]
+    ends = [k[-1] for k in kept]
+    places += [] if shared and ends == places[-1] else [ends]
+    points = []
+    for place in places:
+        x, y = ([c[name][i] for c, i in zip(curves, place, strict=True)] for name in (spent, reached))
+        points.append((statistics.fmean(x), statistics.fmean(y), statistics.stdev(y) if len(y) > 1 else 0.0))
+    return points
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """How the line of the given place looks, the same in every panel: ten colours, then the same ones dashed."""
+    return {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+
+
+def draw_curves(axes: Sequence[Any], curves: Sequence[Mapping[str, Any]], reached: str, label: str, place: int) -> None:
+    """One line in each of four panels (`SPENT`): the mean over equal runs (see `learning_curve`), band: their spread."""
+    for axis, spent in zip(axes, SPENT, strict=True):
+        if points := mean_curve(curves, spent, reached) if curves else []:
+            x = [point[0] for point in points]
+            axis.plot(x, [mean for _, mean, _ in points], label=label, **line_style(place))
+            low, high = ([mean + sign * spread for _, mean, spread in points] for sign in (-1, 1))
+            axis.fill_between(x, low, high, color=line_style(place)["color"], alpha=0.1, linewidth=0)
+
+
+def write_cost_curves(
+    folders: Sequence[str | Path], out: str | Path, reached: str = "evaluation/success"
+) -> Path | None:
+    """Draw `reached` of some runs against what they spent. None where matplotlib is missing, or no run has such a number.
+
+    reached  one of `REACHED`. ValueError where a run has not counted its turns.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = group_by_configuration(folders)
+    figure, axes = pyplot.subplots(1, len(SPENT), figsize=(20, 5), layout="constrained")
+    for place, (label, members) in enumerate(groups.items()):
+        logs = [[read_lines(folder, name) for name in ("metrics.jsonl", "eval.jsonl")] for folder in members]
+        for folder, (metrics, _) in zip(members, logs, strict=True):
+            counted = all("cost/environment_turns" in line for line in metrics)
+            require(counted, "runs", "runs that count their environment turns", str(folder), "run it again")
+        draw_curves(axes, [learning_curve(*lines) for lines in logs], reached, label, place)
+    for axis, title in zip(axes, SPENT.values(), strict=True):
+        axis.set_xlabel(title)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(reached)
+    drawn = bool(axes[0].lines)
+    if drawn:
+        axes[-1].legend(fontsize="small")
+        figure.savefig(out, dpi=110)
+    pyplot.close(figure)
+    return Path(out) if drawn else None
+
+
+def group_by_configuration(folders: Sequence[str | Path]) -> dict[str, list[Path]]:
+    """Runs whose configurations differ in nothing but seed, run and log, under the name of the first of them."""
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for folder in map(Path, folders):
+        config = read_yaml(folder / "config.yaml", "the run's configuration")
+        groups[json.dumps({k: v for k, v in config.items() if k not in ("seed", "run", "log")})].append(folder)
+    names = Counter(members[0].name for members in groups.values())
+    labelled = {}
+    for first, *others in groups.values():
+        name = first.name if names[first.name] == 1 else str(first)
+        labelled[f"{name} ({len(others) + 1} seeds)" if others else name] = [first, *others]
+    return labelled
 
 
 def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -92,14 +213,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", default="curves.png", help="the PNG to write")
+    parser.add_argument(
+        "--against-cost",
+        nargs="?",
+        const="evaluation/success",
+        metavar="MEASURE",
+        help="draw it against what was spent, equal runs of several seeds as one line (evaluation/success)",
+    )
     options = parser.parse_args(arguments)
+    if options.against_cost not in (None, *REACHED):
+        measure = options.against_cost
+        print(f"error: --against-cost must be one of {', '.join(REACHED)}, got {measure!r}", file=sys.stderr)
+        return 2
     missing = [run for run in options.runs if not (Path(run) / "metrics.jsonl").is_file()]
     if missing:
         print(
             f"error: runs must be run folders with metrics.jsonl, got {missing[0]!r}; train one first", file=sys.stderr
         )
         return 2
-    written = write_curves(options.runs, options.out)
+    try:
+        if options.against_cost is None:
+            written = write_curves(options.runs, options.out)
+        else:
+            written = write_cost_curves(options.runs, options.out, options.against_cost)
+    except ValueError as error:
+        return refuse(error)
+    if written is None and find_spec("matplotlib"):
+        print(f"error: runs must have measured {options.against_cost or 'an iteration'}, got none", file=sys.stderr)
+        return 2
     if written is None:
         print(
             "error: matplotlib must be installed to draw, got no such package; pip install hsg[notebooks]",

@@ -119,7 +119,8 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
     task_set = environments.make(config.environment.name, **config.environment.options)
     try:
         splits = options.split or [config.evaluation.split]
-        tasks = {split: evaluation_tasks(config, task_set, split) for split in splits}
+        key = "--split" if options.split else "evaluation.split"
+        tasks = {split: evaluation_tasks(config, task_set, split, key) for split in splits}
         policy = make_policy(config, model, distributed.device)
         summaries = {}
         for split in splits:
@@ -313,7 +314,8 @@ def run(options: Namespace) -> None:
             file.write_text(json.dumps(summary, indent=1), encoding="utf-8")
             print(f"\nresult:  {file}")
         if options.save_unsolved is not None:
-            hard = [task_id for summary in summaries.values() for task_id in unsolved(summary)]
+            tasks = [task for summary in summaries.values() for task in summary["tasks"]]
+            hard = unsolved({task["task_id"]: (task["num_samples"], task["num_solved"]) for task in tasks})
             write_task_file(
                 options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}"
             )

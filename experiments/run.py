@@ -15,11 +15,20 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.arguments import Parser
+
+if TYPE_CHECKING:
+    from experiments.resume import Resumed
+    from hsg.config import Config
+    from hsg.distributed import Distributed
+    from hsg.protocol import TaskSet
+    from hsg.trainer import Trainer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
 OURS = ("hsg", "environments", "experiments", "__main__")
@@ -48,18 +57,12 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
     """The whole run. Returns its folder (on the main process)."""
     import torch
 
-    import environments
     from experiments.resume import find_run, read_config
-    from hsg.configfile import unused_options
     from hsg.distributed import Distributed
-    from hsg.tracking import RunFolder
-    from hsg.trainer import Trainer
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
-    task_set = environments.make(config.environment.name, **config.environment.options)
-    distributed = trainer = folder = None
+    distributed = Distributed(config.distributed)
     try:
-        distributed = Distributed(config.distributed)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # the environments use the other cores; two threads on busy ones are far slower
         resumed = distributed.from_main_or_fail(lambda: find_run(config, resume))
@@ -69,11 +72,41 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
             return resumed.folder
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = resumed.folder.name if resumed else distributed.from_main(name)
+        with opened(config, distributed, name, resumed) as (task_set, trainer):
+            if config.evaluation.initial and not (resumed and resumed.checkpoint):
+                trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
+            iterations = trainer.train()
+            final_evaluations(config, task_set, trainer, iterations)
+            if trainer.checkpoints.lost:
+                trainer.save()  # there may be room by now
+            if trainer.checkpoints.lost:
+                raise RuntimeError(
+                    f"the last checkpoint must be written before the run is finished, got none of iteration {iterations}; "
+                    "make room on the disk and run the same command with --resume auto"
+                )
+            return report(config, trainer.run) if trainer.run is not None else None
+    finally:
+        distributed.close()
+
+
+@contextmanager
+def opened(
+    config: Config, distributed: Distributed, name: str, resumed: Resumed | None = None, *, logged: bool = True
+) -> Iterator[tuple[TaskSet, Trainer]]:
+    """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
+    import environments
+    from hsg.configfile import unused_options
+    from hsg.tracking import RunFolder
+    from hsg.trainer import Trainer
+
+    with ExitStack() as stack:
+        task_set = environments.make(config.environment.name, **config.environment.options)
+        stack.callback(task_set.close)
         check_before_work(config, task_set, None if resumed else name)
-        checkpoint = resumed.checkpoint if resumed else None
         unused = unused_options(config)
         if unused and distributed.is_main and not config.log.quiet:
             print(f"not used by this run ({config.algorithm}): {', '.join(unused)}")
+        checkpoint = resumed.checkpoint if resumed else None
         if resumed and checkpoint:
             model_path = resumed.state["trainer"]["model_path"]
             if distributed.is_main:
@@ -81,29 +114,12 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
         else:
             model_path = prepare_model(config, task_set, distributed)
         trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
-        if distributed.is_main:  # only now: a model that cannot be loaded leaves no empty run behind
+        stack.callback(trainer.close)
+        if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
-            trainer.run = folder = RunFolder(config, name, resume=logs)
-        if config.evaluation.initial and not checkpoint:
-            trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
-        iterations = trainer.train()
-        final_evaluations(config, task_set, trainer, iterations, model_path)
-        if trainer.checkpoints.lost:
-            trainer.save()  # there may be room by now
-        if trainer.checkpoints.lost:
-            raise RuntimeError(
-                f"the last checkpoint must be written before the run is finished, got none of iteration {iterations}; make "
-                "room on the disk and run the same command with --resume auto"
-            )
-        return report(config, folder) if folder is not None else None
-    finally:
-        if trainer is not None:
-            trainer.close()
-        if folder is not None:
-            folder.close()
-        task_set.close()
-        if distributed is not None:
-            distributed.close()
+            trainer.run = RunFolder(config, name, resume=logs)
+            stack.callback(trainer.run.close)
+        yield task_set, trainer
 
 
 def report(config: Any, run: Any) -> Path:
@@ -128,9 +144,9 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     training_tasks(config, task_set)
     check_peft(config.model.lora)
     Prompts.of(config)
-    for split in (config.evaluation.split, config.evaluation.test_split):
-        if split is not None:
-            evaluation_tasks(config, task_set, split)
+    evaluation_tasks(config, task_set)
+    if config.evaluation.test_split is not None:
+        evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
         resolve_model(config.model.path)
     if config.strategy.per == "episode":
@@ -159,14 +175,21 @@ def check_writable(key: str, folder: str) -> None:
 
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
+    from experiments.demonstrations import digest
+    from experiments.locks import locked
     from experiments.report import cached_report, print_report
-    from experiments.warmstart import describe, warm_start
+    from experiments.warmstart import describe, settings_that_matter, warm_start
+    from hsg.configfile import to_dict
 
     if config.model.path != "nano":
         return config.model.path
     made = None
     if distributed.is_main:
-        folder = warm_start(config, task_set)
+        start = digest({"environment": to_dict(config.environment), **settings_that_matter(config)})
+        with locked(
+            Path(config.warmstart.cache_dir) / f"{start}.lock"
+        ):  # of several runs one makes it, the others find it
+            folder = warm_start(config, task_set)
         if config.evaluation.initial and not config.log.quiet:
             print(describe(folder))
             print_report(cached_report(config, task_set, folder))
@@ -174,7 +197,7 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     return str(distributed.from_main(made))
 
 
-def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int, model_path: str) -> None:
+def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int) -> None:
     """What the config asks to be measured after the last iteration."""
     from experiments.warmstart import continue_training
     from hsg.build import make_policy
@@ -191,7 +214,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int,
     if config.evaluation.control and config.model.path == "nano":
         distributed, made = trainer.distributed, None
         if distributed.is_main:
-            made = str(continue_training(config, task_set, Path(model_path), trainer.seconds))
+            made = str(continue_training(config, task_set, Path(trainer.model_path), trainer.seconds))
         policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
         tasks = trainer.evaluation_tasks
         record = evaluate(

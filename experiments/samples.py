@@ -171,9 +171,12 @@ def _spread(rows: Sequence[Row]) -> float | None:
     return statistics.stdev(map(statistics.fmean, rounds.values())) if len(rounds) > 1 else None
 
 
-def unsolved(summary: Mapping[str, Any]) -> list[str]:
-    """Ids of the tasks that no sample solved; a task whose samples all broke is not among them."""
-    return [task["task_id"] for task in summary["tasks"] if task["num_samples"] and not task["num_solved"]]
+def unsolved(counts: Mapping[str, Sequence[int]]) -> list[str]:
+    """Ids of the tasks that no sample solved (the hard set of SGE), from id -> (whole samples, solved ones).
+
+    A task whose samples all broke is not among them.
+    """
+    return [task_id for task_id, (num_samples, num_solved) in counts.items() if num_samples and not num_solved]
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,9 @@
 """What a study file says: the cells of a table, each a few options away from a base config.
 
+    one size       base: a config    set: options of every cell    cells: name -> options that differ
+    several sizes  no base: it, `set`, `columns` and the like come from experiments/scales/SCALE.yaml, and what the study
+                   has otherwise at one of them stands under `scales: {SCALE: ...}`; one with a base takes nothing of that file
+
 Deliberately absent: running anything (study.py), loops over values (a cell that is worth a row is worth a line).
 """
 
@@ -17,6 +21,7 @@ from hsg.checks import require
 from hsg.configfile import load_config, read_yaml, to_dict
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+SCALES = Path(__file__).resolve().parent / "scales"
 VERSION = 1  # raise it when a cell's result means something else
 
 
@@ -26,7 +31,8 @@ class Study:
 
     columns  name of a column -> path of a number in a cell's result, for example measures.pass_at_k.0
     hard     the cell (before training) that decides which tasks are hard: those that none of its samples solves
-    paper    cell -> what the paper reports for it, set beside ours
+    paper    cell -> what the paper reports for it, set beside ours; `paper_of`: of which benchmark and measure that is
+    launch   the accelerate file of the commands that --dry-run prints
     """
 
     name: str
@@ -39,23 +45,33 @@ class Study:
     columns: dict[str, str] = field(default_factory=dict)
     hard: str | None = None
     paper: dict[str, str] = field(default_factory=dict)
+    paper_of: str = "paper"
     curve: str = "reward/success"
+    launch: str | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study: overrides of the base config, the seed among them, and how many samples judge it."""
+    """One run of a study: overrides of the base config, the seed among them, and how many samples of a split judge it."""
 
     name: str
     seed: int
+    base: str
     overrides: tuple[str, ...]
+    split: str
     samples: int
     key: str
 
 
-def read_study(path: Path) -> Study:
-    """ValueError in one line where the file is not a study."""
+def read_study(path: Path, scale: str | None = None) -> Study:
+    """The study of a file, one of several sizes at `scale` (None: toy). ValueError in one line where it is no study."""
     given = read_yaml(path, "the study")
+    name = path.stem
+    if "base" not in given:
+        scale = scale or "toy"
+        name, given = f"{name}-{scale}", _at_scale(path, given, scale)
+    else:
+        require(scale is None, "--scale", "left out for a study that has a base", scale, f"see {str(path)!r}")
     known = {f.name for f in dataclasses.fields(Study)} - {"name"}
     missing, unknown = {"title", "base", "cells"} - set(given), set(given) - known
     if missing or unknown:
@@ -67,6 +83,7 @@ def read_study(path: Path) -> Study:
         ("title", str, "a text"), ("base", str, "the name of a file of experiments/configs"), ("split", str, "a text"),
         ("curve", str, "a text"), ("set", dict, "a mapping of options"), ("columns", dict, "a mapping of names to paths"),
         ("paper", dict, "a mapping of cells to texts"), ("hard", str | None, "the name of a cell"),
+        ("paper_of", str, "a text"), ("launch", str | None, "a file of experiments/accelerate"),
     ):  # fmt: skip
         require(key not in given or isinstance(given[key], kind), key, f"{rule} in {str(path)!r}", given.get(key))
     known_cells = [str(name) for name in given["cells"]]
@@ -74,7 +91,26 @@ def read_study(path: Path) -> Study:
     require(given.get("hard") in (None, *known_cells), "hard", f"a cell of {str(path)!r}", given.get("hard"))
     require(all(isinstance(p, str) for p in given.get("columns", {}).values()), "columns",
             f"a mapping of names to paths in {str(path)!r}", given.get("columns"))  # fmt: skip
-    return Study(name=path.stem, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})
+    return Study(name=name, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})
+
+
+def _at_scale(path: Path, given: dict[str, Any], scale: str) -> dict[str, Any]:
+    """What a study of several sizes says at one of them: the scale's file, the study, what it has otherwise there."""
+    known = sorted(file.stem for file in SCALES.glob("*.yaml"))
+    require(scale in known, "--scale", f"one of {', '.join(known)}", scale)
+    own = given.pop("scales", {})
+    mappings = isinstance(own, dict) and all(isinstance(layer, dict) for layer in own.values())
+    require(
+        mappings and set(own) <= set(known), "scales", f"a mapping of {', '.join(known)} to keys in {str(path)!r}", own
+    )
+    here = own.get(scale, {})
+    layers = [given, here] if "base" in here else [read_yaml(SCALES / f"{scale}.yaml", "the scale"), given, here]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = key == "set" and isinstance(value, dict)
+            merged[key] = {**merged.get(key, {}), **value} if both else value
+    return merged
 
 
 def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) -> list[Cell]:
@@ -96,7 +132,7 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
             for section in ("run", "log"):
                 del config[section]
             key = _digest([VERSION, config, study.split, samples])
-            cells.setdefault((name, key), Cell(name, seed, overrides, samples, key))
+            cells.setdefault((name, key), Cell(name, seed, study.base, overrides, study.split, samples, key))
     return list(cells.values())
 
 

@@ -12,22 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.curves import SPENT, draw_curves, line_style
+from experiments.samples import unsolved
 from experiments.study_file import Study
 
 Value = tuple[float, float | None]
 """Mean over seeds and their sample standard deviation; None for a single seed."""
 
 
-SPENT = {
-    "iteration": "iteration",
-    "environment_turns": "environment turns",
-    "sampled_tokens": "sampled tokens",
-    "seconds": "seconds of training",
-}
-
-
 def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path) -> str:
     """table.csv, table.md and plot.png in `out`; returns the table as Markdown."""
+    out.mkdir(parents=True, exist_ok=True)
     hard = hard_tasks(study, results)
     columns = dict(study.columns)
     if hard is not None:
@@ -43,10 +38,11 @@ def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path)
             rows[name] = {c: v for c, path in columns.items() if (v := mean_and_spread(mine, path)) is not None}
     with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["cell", "seeds", *(f"{c} {part}" for c in columns for part in ("mean", "spread")), "settings"])
+        parts = [f"{c} {part}" for c in columns for part in ("mean", "spread")]
+        writer.writerow(["cell", "seeds", *parts, study.paper_of, "settings"])
         for name, values in rows.items():
             numbers = [n for c in columns for n in (values.get(c) or (None, None))]
-            writer.writerow([name, seeds[name], *numbers, settings(study, name)])
+            writer.writerow([name, seeds[name], *numbers, study.paper.get(name), settings(study, name)])
     text = markdown(study, list(columns), rows, seeds)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_curves(study, results, out / "curves.csv")
@@ -58,6 +54,7 @@ def write_curves(study: Study, results: Sequence[Mapping[str, Any]], path: Path)
     """One line per cell, seed and iteration: what was spent so far, and what was reached."""
     drawn = [r for r in results if r["curve"]]
     if not drawn:
+        path.unlink(missing_ok=True)
         return
     names = list(drawn[0]["curve"])
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -69,28 +66,12 @@ def write_curves(study: Study, results: Sequence[Mapping[str, Any]], path: Path)
             )
 
 
-def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) -> list[tuple[float, float, float]]:
-    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones."""
-    kept = [[i for i, value in enumerate(c[reached]) if value is not None] for c in curves]
-    if not all(kept):
-        return []
-    shared = sorted(set.intersection(*map(set, kept)))
-    places = [[i] * len(curves) for i in shared]
-    ends = [k[-1] for k in kept]
-    places += [] if shared and ends == places[-1] else [ends]
-    points = []
-    for place in places:
-        x, y = ([c[name][i] for c, i in zip(curves, place, strict=True)] for name in (spent, reached))
-        points.append((statistics.fmean(x), statistics.fmean(y), statistics.stdev(y) if len(y) > 1 else 0.0))
-    return points
-
-
 def hard_tasks(study: Study, results: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """Tasks that no sample of the study's `hard` cell solves; None where the study names no such cell."""
-    judged = [r for r in results if r["cell"] == study.hard]
+    judged = [r["per_task"] for r in results if r["cell"] == study.hard]
     if not judged:
         return None
-    return [task for task in judged[0]["per_task"] if not any(r["per_task"][task][1] for r in judged)]
+    return unsolved({task: [sum(part) for part in zip(*(r[task] for r in judged), strict=True)] for task in judged[0]})
 
 
 def mean_and_spread(results: Sequence[Mapping[str, Any]], path: str) -> Value | None:
@@ -121,7 +102,7 @@ def markdown(
     study: Study, columns: Sequence[str], rows: Mapping[str, Mapping[str, Value]], seeds: Mapping[str, int]
 ) -> str:
     """Mean ± spread over seeds (no spread: one seed, or never trained)."""
-    heads = ["", *columns, *(["paper"] if study.paper else []), "seeds", "settings"]
+    heads = ["", *columns, *([study.paper_of] if study.paper else []), "seeds", "settings"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for name, values in rows.items():
         shown = [_shown(values.get(column)) for column in columns]
@@ -149,20 +130,12 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     figure, axes = pyplot.subplots(1, len(SPENT) + 1, figsize=(24, 5), layout="constrained")
     for place, name in enumerate(study.cells):
         mine = [r for r in results if r["cell"] == name]
-        colour = f"C{place % 10}"
-        style = "-" if place < 10 else "--"
-        curves = [r["curve"] for r in mine if r["curve"]]
-        for axis, spent in zip(axes, SPENT, strict=False):
-            if curves and (points := mean_curve(curves, spent, study.curve)):
-                x = [point[0] for point in points]
-                axis.plot(x, [mean for _, mean, _ in points], style, color=colour, label=name)
-                low, high = ([mean + sign * spread for _, mean, spread in points] for sign in (-1, 1))
-                axis.fill_between(x, low, high, color=colour, alpha=0.1)
+        draw_curves(axes[:-1], [r["curve"] for r in mine if r["curve"]], study.curve, name, place)
         passes = [r["measures"]["pass_at_k"] for r in mine if "pass_at_k" in r["measures"]]
         if passes:
             length = min(map(len, passes))
             y = [statistics.fmean(p[k] for p in passes) for k in range(length)]
-            axes[-1].plot(range(1, length + 1), y, style, color=colour, label=name)
+            axes[-1].plot(range(1, length + 1), y, label=name, **line_style(place))
     for axis, label in zip(axes, (*SPENT.values(), "k"), strict=True):
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)

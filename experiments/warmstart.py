@@ -38,7 +38,7 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
     """The folder of the warm-started model; made now unless the same settings were used before."""
     started = time.monotonic()
     played, data_key = collect(config, task_set)
-    key = digest({"data": data_key, **_settings_that_matter(config)})
+    key = digest({"data": data_key, **settings_that_matter(config)})
     folder = Path(config.warmstart.cache_dir) / key
     if (folder / "warmstart.json").is_file():
         return folder
@@ -49,7 +49,7 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
         model, tokenizer = load_policy(config.model, path, _device())
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
     record = train(model, rows, config.warmstart, tokenizer.pad_token_id, quiet=config.log.quiet)
-    record = {"key": key, "total_seconds": time.monotonic() - started, **record, **_settings_that_matter(config)}
+    record = {"key": key, "total_seconds": time.monotonic() - started, **record, **settings_that_matter(config)}
     return _save(model, tokenizer, record, folder)
 
 
@@ -73,7 +73,7 @@ def continue_training(config: Config, task_set: TaskSet, folder: str | Path, sec
     start = json.loads(record_path.read_text(encoding="utf-8"))["key"] if record_path.is_file() else str(folder)
     played, data_key = collect(config, task_set)
     key = digest(
-        {"start": start, "keep": "last", "seconds": round(seconds), "data": data_key, **_settings_that_matter(config)}
+        {"start": start, "keep": "last", "seconds": round(seconds), "data": data_key, **settings_that_matter(config)}
     )
     target = Path(config.warmstart.cache_dir) / f"control-{key}"
     if (target / "warmstart.json").is_file():
@@ -86,7 +86,8 @@ def continue_training(config: Config, task_set: TaskSet, folder: str | Path, sec
     return _save(model, tokenizer, {"key": key, "continued_from": start, **record}, target)
 
 
-def _settings_that_matter(config: Config) -> dict[str, Any]:
+def settings_that_matter(config: Config) -> dict[str, Any]:
+    """What decides the weights of a warm start, beside its demonstrations."""
     settings = dataclasses.asdict(config.warmstart)
     del settings["cache_dir"]
     return {

@@ -110,10 +110,15 @@ def _estimates(*names: str) -> Callable[[Any], bool]:
     return lambda c: c.advantage.estimator in names
 
 
+def _divides(c: Any) -> bool:
+    """Whether some group is divided by its std: that of actions, or of the strategies."""
+    return c.advantage.estimator in ("group", "gigpo") or _per_episode(c)
+
+
 USED_WHEN: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("sigma", "delta", "selector", "strategy.max_tokens", "strategy.dropout", "model.encoder",
-         "loss.strategy_weight", "evaluation.without_strategy"),
+         "evaluation.without_strategy"),
         _per_episode,
     ),
     "temperature.strategy": _has_strategies,
@@ -121,7 +126,8 @@ USED_WHEN: dict[str, Callable[[Any], bool]] = {
     "kappa": lambda c: c.judge.enabled,
     **dict.fromkeys(("judge.model", "judge.temperature", "judge.max_tokens"), lambda c: c.judge.enabled),
     "advantage.turn_baseline": _estimates("group"),
-    "advantage.std": lambda c: c.advantage.estimator in ("group", "gigpo") or _per_episode(c),
+    "advantage.std": _divides,
+    "advantage.eps": lambda c: c.advantage.whiten or (c.advantage.std != "none" and _divides(c)),
     "advantage.gamma": _estimates("reinforce++", "gigpo", "gae"),
     "advantage.entropy_cap": lambda c: c.advantage.entropy_bonus > 0,
     "reward.turns": _estimates("reinforce++", "gigpo", "gae"),
@@ -130,6 +136,8 @@ USED_WHEN: dict[str, Callable[[Any], bool]] = {
     "gigpo": _estimates("gigpo"),
     "critic": _estimates("gae"),
     **dict.fromkeys(("rnd.hidden_size", "rnd.output_size", "rnd.lr", "rnd.epochs"), lambda c: c.rnd.weight > 0),
+    "loss.strategy_weight": lambda c: c.loss.level_reduction == "separate" and _per_episode(c),
+    "loss.action_weight": lambda c: c.loss.level_reduction == "separate",
     **dict.fromkeys(("model.lora.alpha", "model.lora.targets"), lambda c: c.model.lora.rank > 0),
     "loss.kl_estimator": lambda c: c.loss.kl_coef > 0,
     "loss.token_limit": lambda c: c.loss.aggregation == "seq-mean-token-sum-norm",

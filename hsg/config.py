@@ -34,7 +34,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    name: str = "toy"
+    name: str = "toy"  # of environments/, or the dotted path of a module that has make_task_set
     options: dict[str, Any] = field(default_factory=dict)  # passed to environments.make
     train_split: str = "train"
 

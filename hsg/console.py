@@ -8,6 +8,7 @@ Deliberately absent: colours that mean something (a line is read by scripts too)
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
@@ -35,24 +36,27 @@ class Console:
 
     def __init__(self, config: Config, *, is_main: bool = True, interactive: bool | None = None) -> None:
         self._num_iterations, self._max_seconds = config.train.iterations, config.train.max_seconds
+        self._max_turns = config.train.max_environment_turns
         self._hidden = config.log.quiet or not is_main
         wide = sys.stdout.isatty() if interactive is None else interactive
         self._columns = wide and not config.log.quiet
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._spent = 0.0
+        self._recent_turns: deque[float] = deque(maxlen=RECENT)
+        self._spent, self._played = 0.0, 0
         self._lines = 0
 
     def bar(self, description: str, total: int) -> Any:
         """A progress bar where standard error is a terminal; it is gone when it is full."""
         return tqdm(total=total, desc=description, unit="episode", leave=False, disable=True if self._hidden else None)
 
-    def line(self, iteration: int, values: Mapping[str, float], *, spent: float) -> None:
+    def line(self, iteration: int, values: Mapping[str, float], *, spent: float, played: int) -> None:
         """The numbers of a finished iteration (the first is 1), beside the bar and not through it.
 
-        spent  seconds that the run has trained so far, what was before a resume included
+        spent, played  seconds and environment turns of the run so far, what was before a resume included
         """
         self._recent.append(values["time/iteration_seconds"])
-        self._spent = spent
+        self._recent_turns.append(values.get("cost/environment_turns", 0.0))
+        self._spent, self._played = spent, played
         if self._columns and self._lines % HEADING_EVERY == 0:
             tqdm.write(_dim(heading(values)))
         self._lines += 1
@@ -60,8 +64,15 @@ class Console:
         tqdm.write(format_line(iteration, self._num_iterations, values, self.remaining(iteration)))
 
     def remaining(self, iteration: int) -> float:
-        """Seconds until the last iteration is over, at the pace of the last ones; `train.max_seconds` may end it before."""
-        rest = (self._num_iterations - iteration) * sum(self._recent) / len(self._recent)
+        """Seconds until the last iteration is over, at the pace of the last ones.
+
+        `train.max_seconds` may end it before, or `train.max_environment_turns`: after the iteration that reaches them.
+        """
+        left: float = self._num_iterations - iteration
+        per_iteration = sum(self._recent_turns) / len(self._recent_turns)
+        if self._max_turns is not None and per_iteration > 0:
+            left = min(left, max(0, math.ceil((self._max_turns - self._played) / per_iteration)))
+        rest = left * sum(self._recent) / len(self._recent)
         return rest if self._max_seconds is None else max(0.0, min(rest, self._max_seconds - self._spent))
 
 

@@ -46,17 +46,21 @@ class Credit:
     outcomes: Tensor  # (P, N, M)
     valid: Tensor  # (P, N, M) bool
     turn_mask: Tensor  # (P, N, M, K) bool: the turn exists and its trajectory is valid
-    turn_rewards: Tensor  # sum to the outcome, penalties included
+    turn_rewards: Tensor  # sum to the scaled outcome, and to what penalties and bonuses add to it
     turn_returns: Tensor  # what the advantages come from: less penalties, or a return-to-go, as the estimator has it
     turn_advantages: Tensor
     turn_format_penalties: Tensor
     turn_length_penalties: Tensor
+    turn_invalid_action_penalties: Tensor
+    turn_bonuses: Tensor | None = None  # RND's, weighted; 0 where the trajectory got something
+    turn_values: Tensor | None = None  # the critic's, before a turn's first token
     strategy_returns: Tensor | None = None
     strategy_advantages: Tensor | None = None
     strategy_format_penalties: Tensor | None = None
     strategy_length_penalties: Tensor | None = None
     token_returns: Tensor | None = None
     token_advantages: Tensor | None = None
+    token_values: Tensor | None = None  # the critic's before each token, whatever the unit
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -100,7 +104,7 @@ def assign_credit(
     outcomes = torch.full(shape, math.nan, dtype=torch.float64)
     turn_mask = torch.zeros(*shape, num_turns, dtype=torch.bool)
     flagged, states = torch.zeros_like(turn_mask), torch.zeros(*shape, num_turns, dtype=torch.long)
-    formats, lengths, others, gains = (torch.zeros(*shape, num_turns, dtype=torch.float64) for _ in range(4))
+    formats, lengths, invalids, gains = (torch.zeros(*shape, num_turns, dtype=torch.float64) for _ in range(4))
     names: dict[str, int] = {}  # observation -> its number
     for p, n, m in ((p, n, m) for p in range(shape[0]) for n in range(shape[1]) for m in range(shape[2])):
         trajectory = trajectories[p][n][m]
@@ -119,19 +123,20 @@ def assign_credit(
             formats[p, n, m, k] = format_penalty(turn.parsed, config.reward)
             lengths[p, n, m, k] = length_penalty(turn.num_tokens, turn.token_limit, config.reward)
             if turn.parsed and not turn.valid:  # an unparseable response has its own penalty
-                others[p, n, m, k] = -config.reward.invalid_action_penalty
+                invalids[p, n, m, k] = 0.0 - config.reward.invalid_action_penalty  # never -0.0
     valid = ~outcomes.isnan()
 
-    penalties = formats + lengths + others
+    penalties = formats + lengths + invalids
     returns = turn_returns(outcomes, flagged, config.kappa, turn_mask=turn_mask, penalties=penalties)
     dense = config.reward.turns == "dense"
     rewards = dense_rewards(gains, outcomes, turn_mask) if dense else last_turn_rewards(outcomes, turn_mask)
-    rewards = torch.where(turn_mask, rewards + penalties - config.kappa * flagged, 0.0)
+    rewards = torch.where(turn_mask, rewards + penalties - config.kappa * flagged.double(), 0.0)
     turns = Turns(returns, rewards, turn_mask, states, outcomes, valid)
+    bonuses = None
     if signals.bonuses is not None:
-        turns = _with_bonuses(turns, signals.bonuses, config.rnd.weight)
+        turns, bonuses = _with_bonuses(turns, signals.bonuses, config.rnd.weight)
 
-    credit = Credit(outcomes, valid, turn_mask, turns.rewards, returns, returns, formats, lengths)
+    credit = Credit(outcomes, valid, turn_mask, turns.rewards, returns, returns, formats, lengths, invalids, bonuses)
     credit = _with_advantages(credit, config, turns, trajectories, signals, gather)
     metrics = {f"advantage/{k}": v for k, v in group_metrics(credit.turn_advantages, group_axes=2).items()}
     penalty_only = count_penalty_only_groups(turns.returns, turns.outcomes, turn_mask=turn_mask)
@@ -140,8 +145,8 @@ def assign_credit(
     return credit if strategies is None else _with_strategies(credit, config, strategies, trajectories)
 
 
-def _with_bonuses(turns: Turns, bonuses: Sequence[Tensor], weight: float) -> Turns:
-    """RND: bonuses are added to the turns of trajectories that got nothing, and nowhere else.
+def _with_bonuses(turns: Turns, bonuses: Sequence[Tensor], weight: float) -> tuple[Turns, Tensor]:
+    """RND: bonuses are added to the turns of trajectories that got nothing, and nowhere else. Also what was added.
 
     Their mean goes into the outcome that a baseline sees, or a group of failures would be dead all the same (ours).
     """
@@ -150,7 +155,8 @@ def _with_bonuses(turns: Turns, bonuses: Sequence[Tensor], weight: float) -> Tur
         row[: len(bonus)] = weight * bonus
     added = torch.where(turns.turn_mask & (turns.outcomes == 0).unsqueeze(-1), added, 0.0)
     mean = added.sum(-1) / turns.turn_mask.sum(-1).clamp(min=1)  # (P, N, M)
-    return replace(turns, returns=turns.returns + added, rewards=turns.rewards + added, outcomes=turns.outcomes + mean)
+    fields = {"returns": turns.returns + added, "rewards": turns.rewards + added, "outcomes": turns.outcomes + mean}
+    return replace(turns, **fields), added
 
 
 def _with_advantages(
@@ -170,9 +176,9 @@ def _with_advantages(
         values = torch.zeros(turn_of.shape, dtype=torch.float64)
         for row, value in zip(values.flatten(0, -2), signals.values, strict=True):  # a view: `values` is contiguous
             row[: len(value)] = value
-        if not by_token:
-            values = _first_of_each_turn(values, turn_of, turns.turn_mask.shape[-1])
-    units = per_token(turns, turn_of, values) if by_token else replace(turns, values=values)
+        of_turns = _first_of_each_turn(values, turn_of, turns.turn_mask.shape[-1])
+        credit = replace(credit, token_values=values, turn_values=of_turns)
+    units = per_token(turns, turn_of, values) if by_token else replace(turns, values=credit.turn_values)
     estimate = ESTIMATORS[config.advantage.estimator](units, config)
     if config.advantage.whiten:
         estimate = whiten(estimate, units.turn_mask, config.advantage.eps, gather)

@@ -31,7 +31,7 @@ class Turns:
     """All that an estimator may look at; the last two axes are the M rollouts of a group and their K turns.
 
     returns    (..., M, K)  the outcome less the turn's penalties
-    rewards    (..., M, K)  what sums up to the outcome over the turns, penalties included
+    rewards    (..., M, K)  what sums up to the outcome over the turns, plus each turn's own penalties
     turn_mask  (..., M, K)  bool: the turn exists and its trajectory is valid; elsewhere nothing is read
     states     (..., M, K)  int64 >= 0: equal numbers in a group are equal observations
     outcomes   (..., M)     R(tau)
@@ -86,14 +86,14 @@ def estimator(name: str, *, needs_values: bool = False) -> Callable[[Estimator],
 def _group(turns: Turns, config: Any) -> Estimate:
     """GRPO's and StraTA's; `advantage.std: none` is Dr.GRPO."""
     options = config.advantage
-    return _compared(turns, _normalised(turns, options.turn_baseline, options.std, options.eps), turns.returns)
+    return compared(turns, _normalised(turns, options.turn_baseline, options.std, options.eps), turns.returns)
 
 
 @estimator("rloo")
 def _rloo(turns: Turns, config: Any) -> Estimate:
     """RLOO: the baseline of a rollout is the mean outcome of the others."""
     others = leave_one_out_mean(turns.outcomes, turns.valid).unsqueeze(-1)  # (..., M, 1)
-    return _compared(turns, _where_mixed(turns, turns.returns - others), turns.returns)
+    return compared(turns, where_mixed(turns, turns.returns - others), turns.returns)
 
 
 @estimator("reinforce++")
@@ -107,7 +107,7 @@ def _reinforce(turns: Turns, config: Any) -> Estimate:
         return Estimate(togo, togo, turns.turn_mask)
     outcomes = torch.where(turns.valid, turns.outcomes, 0.0)
     mean = outcomes.sum(-1, keepdim=True) / turns.valid.sum(-1, keepdim=True).clamp(min=1)  # (..., 1)
-    return _compared(turns, _where_mixed(turns, togo - mean.unsqueeze(-1)), togo)
+    return compared(turns, where_mixed(turns, togo - mean.unsqueeze(-1)), togo)
 
 
 @estimator("gigpo")
@@ -118,7 +118,7 @@ def _gigpo(turns: Turns, config: Any) -> Estimate:
     episode = _normalised(turns, baseline, options.std, options.eps)
     togo = returns_to_go(turns.rewards, turns.turn_mask, options.gamma)
     step = state_advantages(togo, turns.states, turns.turn_mask, std=options.std, eps=options.eps)
-    return _compared(turns, episode + config.gigpo.omega * step, togo)
+    return compared(turns, episode + config.gigpo.omega * step, togo)
 
 
 @estimator("gae", needs_values=True)
@@ -143,13 +143,13 @@ def _normalised(turns: Turns, baseline: str, std: str, eps: float) -> Tensor:
     )
 
 
-def _compared(turns: Turns, advantages: Tensor, returns: Tensor) -> Estimate:
+def compared(turns: Turns, advantages: Tensor, returns: Tensor) -> Estimate:
     """The estimate of a method that compares within groups: a group of zeros has nothing to say."""
     mixed = (advantages != 0).any(-1, keepdim=True).any(-2, keepdim=True)  # (..., 1, 1)
     return Estimate(advantages, returns, turns.turn_mask & mixed)
 
 
-def _where_mixed(turns: Turns, advantages: Tensor) -> Tensor:
+def where_mixed(turns: Turns, advantages: Tensor) -> Tensor:
     """Zeros outside the turns, and in groups whose outcomes are all equal (max - min, as in advantages.py)."""
     mixed = group_advantages(turns.outcomes, std="none", valid=turns.valid) != 0  # (..., M)
     return torch.where(turns.turn_mask & mixed.any(-1)[..., None, None], advantages, 0.0)

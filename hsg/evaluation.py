@@ -19,7 +19,7 @@ from hsg.config import Config
 from hsg.distributed import Distributed
 from hsg.episode import Episode, Request
 from hsg.generation import Cost, derive_seed
-from hsg.measures import sample_measures, unsolved  # noqa: F401 - every measure under one name
+from hsg.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy, Rollout, RolloutCosts
@@ -41,9 +41,13 @@ def split_tasks(task_set: TaskSet, split: str, key: str) -> list[Task]:
     return tasks
 
 
-def evaluation_tasks(config: Config, task_set: TaskSet, split: str | None = None) -> list[Task]:
-    """The first `evaluation.num_tasks` tasks of a fixed shuffle of the split: the same for every seed and process."""
-    key = "evaluation.split" if split in (None, config.evaluation.split) else "evaluation.test_split"
+def evaluation_tasks(
+    config: Config, task_set: TaskSet, split: str | None = None, key: str = "evaluation.split"
+) -> list[Task]:
+    """The first `evaluation.num_tasks` tasks of a fixed shuffle of the split: the same for every seed and process.
+
+    split  None: `evaluation.split`; `key`: the option that named it, for the ValueError where there is no such split
+    """
     tasks = split_tasks(task_set, config.evaluation.split if split is None else split, key)
     random.Random(0).shuffle(tasks)
     return tasks[: config.evaluation.num_tasks]

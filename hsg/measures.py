@@ -61,13 +61,6 @@ def outcome_of(trajectory: Trajectory) -> Hashable:
     return trajectory.success, trajectory.score
 
 
-def unsolved(samples: Sequence[Sequence[Trajectory]]) -> list[str]:
-    """Ids of the tasks that no sample solved (the hard set of SGE); a task without a whole sample is not among them."""
-    return [
-        row[0].task.id for row in samples if any(t.valid for t in row) and not any(t.success for t in row if t.valid)
-    ]
-
-
 def surprise(trajectory: Trajectory) -> tuple[list[float], list[float]]:
     """-log p (nats) of every sampled token: of strategies that stand in turns, and of all others."""
     strategy: list[float] = []

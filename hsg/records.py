@@ -4,10 +4,17 @@
     strategy     a kept strategy with its return, advantage and penalties
     trajectory   turns with return, advantage, flag and penalties; outcome, stop reason, judgment
 
-A turn's `reward` is the environment's, untouched; `credited` is what `reward.turns` makes of it, penalties and bonuses
-included, and `return` what the advantage comes from: the outcome less the turn's penalties, or the return-to-go of `credited`.
-With `log.tokens` the last two also carry ids, mask, old log-probs, temperatures and advantages, the last four aligned
-with input_ids[1:]. What is undefined is null (a return) or 0.0 (an advantage), never NaN.
+`outcome`, and a turn's `reward`, are the environment's, untouched.  With R = `reward.scale` * outcome a turn has
+
+    x          = - kappa * flagged + format_penalty + length_penalty + invalid_action_penalty (+ bonus)
+    credited   = its share of R (`reward.turns`: all at the last turn | scaled gains) + x
+    return     = R + x (group, rloo) | return-to-go of `credited` (reinforce++, gigpo) | unwhitened advantage + value (gae)
+
+The penalties stand as numbers <= 0.  Only a run with a critic has `value` (before the turn's first token), only one with RND
+has `bonus`.  With `log.tokens` the last two kinds also carry ids, mask, old log-probs, temperatures and advantages, and the
+critic's `values`, all but the ids aligned with input_ids[1:].  With `advantage.unit: token` a turn's return and advantage are
+means over its tokens.  What is undefined is null (a return) or 0.0 (an advantage), never NaN.  Deliberately absent: the
+advantages after EntropyAdv's bonus, which are another in each optimizer step.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import strategy_token_advantages, trajectory_advantages
+from hsg.batch import spread_tokens, strategy_token_advantages, trajectory_advantages
 from hsg.config import Config
 from hsg.credit import Credit
 from hsg.types import Candidates, Judgment, Reflection, Strategy, Tokens, Trajectory
@@ -98,6 +105,7 @@ def _trajectory_record(
     valid = bool(credit.valid[place])
     turns: list[dict[str, Any]] = []
     per_turn = config.strategy.per == "turn"
+    signals = {"bonus": credit.turn_bonuses, "value": credit.turn_values}
     for k, turn in enumerate(trajectory.turns):
         turns.append(
             {
@@ -113,6 +121,8 @@ def _trajectory_record(
                 "advantage": credit.turn_advantages[place][k].item() if valid else 0.0,
                 "format_penalty": credit.turn_format_penalties[place][k].item(),
                 "length_penalty": credit.turn_length_penalties[place][k].item(),
+                "invalid_action_penalty": credit.turn_invalid_action_penalties[place][k].item(),
+                **{name: x[place][k].item() for name, x in signals.items() if x is not None},
             }
         )
     record = {
@@ -126,11 +136,16 @@ def _trajectory_record(
     if config.log.tokens:
         spread = trajectory_advantages(trajectory, credit, place)
         tokens = [_token_record(row, values, valid) for row, values in zip(trajectory.rows, spread, strict=True)]
+        empty: dict[str, Any] = {name: [] for name in TOKEN_FIELDS}
+        if credit.token_values is not None:
+            of_rows = spread_tokens(trajectory, credit.token_values[place])
+            tokens = [fields | {"values": x.tolist()} for fields, x in zip(tokens, of_rows, strict=True)]
+            empty["values"] = []
         if config.rollout.context == "window":
             for turn_record, fields in zip(turns, tokens, strict=True):
                 turn_record |= fields
         else:
-            record |= tokens[0] if tokens else {name: [] for name in TOKEN_FIELDS}
+            record |= tokens[0] if tokens else empty
     return record
 
 

@@ -124,7 +124,7 @@ class Trainer:
                     self._late = self.distributed.from_main(self._has_had_its_share())
                     if self.run is not None:
                         self.run.metrics(self.iteration - 1, values)
-                        self.console.line(self.iteration, values, spent=self.seconds)
+                        self.console.line(self.iteration, values, spent=self.seconds, played=self.environment_turns)
                     self._evaluate_and_save()
                     self.distributed.stop_together()
         except stopping.Stopped:

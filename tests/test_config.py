@@ -184,6 +184,16 @@ def test_options_that_are_never_read_are_named() -> None:
     ]
     assert unused_options(make_config({"algorithm": "gigpo", **given})) == ["sigma", "kappa", "judge.max_tokens"]
     assert unused_options(make_config({**given, "judge": {"enabled": True}})) == ["gigpo.omega"]
+    # What divides by a std reads eps: groups of actions or strategies (unless std is none), and whitening.
+    eps = {"advantage": {"eps": 1e-3}, "loss": {"action_weight": 2}}
+    named = {"rloo": True, "dr_grpo": True, "grpo": False, "gigpo": False, "ppo": False, "reinforce++": False}
+    for algorithm, unread in named.items():
+        expected = ["advantage.eps"] * unread + ["loss.action_weight"]  # one level: there is nothing to weigh
+        assert unused_options(make_config({"algorithm": algorithm, **eps})) == expected, algorithm
+    assert unused_options(make_config(eps)) == []
+    assert (
+        unused_options(make_config({"advantage": {"estimator": "rloo", "eps": 1e-3}})) == []
+    )  # the strategies' groups
     for algorithm in ALGORITHMS:
         assert unused_options(make_config({"algorithm": algorithm})) == []
     assert unused_options(make_config({"prompts": {"markers": {"action": "<do>"}}})) == []

@@ -50,25 +50,36 @@ def test_durations(seconds: float, text: str) -> None:
 def test_rest_goes_at_the_pace_of_the_last_ten(capsys: pytest.CaptureFixture[str]) -> None:
     shown = console(train={"iterations": 30})
     for i in range(20):
-        shown.line(i + 1, VALUES | {"time/iteration_seconds": 100.0 if i < 10 else 6.0}, spent=0.0)
+        shown.line(i + 1, VALUES | {"time/iteration_seconds": 100.0 if i < 10 else 6.0}, spent=0.0, played=0)
     assert shown.remaining(20) == pytest.approx(60.0)
     assert capsys.readouterr().out.splitlines()[-1].endswith("eta 1:00")
 
 
 def test_a_time_limit_may_end_it_before() -> None:
     shown = console(train={"iterations": 1000, "max_seconds": 25.0})
-    shown.line(1, VALUES, spent=10.0)
+    shown.line(1, VALUES, spent=10.0, played=0)
     assert shown.remaining(1) == pytest.approx(15.0)
-    shown.line(2, VALUES, spent=20.0)
-    shown.line(3, VALUES, spent=30.0)
+    shown.line(2, VALUES, spent=20.0, played=0)
+    shown.line(3, VALUES, spent=30.0, played=0)
     assert shown.remaining(3) == 0.0
+
+
+def test_a_limit_of_turns_may_end_it_before() -> None:
+    """40 turns an iteration, 100 at most: after 40 two more iterations reach them, after 80 one, after 120 none."""
+    shown = console(train={"iterations": 1000, "max_environment_turns": 100})
+    for iteration, left in ((1, 20.0), (2, 10.0), (3, 0.0)):
+        shown.line(iteration, VALUES | {"cost/environment_turns": 40.0}, spent=0.0, played=40 * iteration)
+        assert shown.remaining(iteration) == pytest.approx(left)
+    shown = console(train={"iterations": 3, "max_environment_turns": 10**6})
+    shown.line(1, VALUES | {"cost/environment_turns": 40.0}, spent=0.0, played=40)
+    assert shown.remaining(1) == pytest.approx(20.0)  # the iterations end it first
 
 
 def test_heading_comes_back_at_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
     for interactive, quiet, headings in ((True, False, 3), (False, False, 0), (True, True, 0)):
         shown = console(log={"quiet": quiet}, interactive=interactive)
         for i in range(41):
-            shown.line(i + 1, VALUES, spent=10.0 * i)
+            shown.line(i + 1, VALUES, spent=10.0 * i, played=0)
         lines = capsys.readouterr().out.splitlines()
         assert sum("where the time went" in line for line in lines) == headings
         assert len(lines) == 41 + headings

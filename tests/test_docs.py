@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+import environments
 from experiments.reference import OUT, _meanings, reference
+from hsg.algorithms import ALGORITHMS, FLAT
 from hsg.configfile import _all_keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +46,75 @@ def test_troubleshooting_names_options_and_metrics_that_exist() -> None:
     # Names are put together where they are made: the last part, without the level before it, stands in the code.
     ends = {name: name.split("/")[1].removeprefix("strategy_") for name in metrics}
     assert sorted(name for name, end in ends.items() if f'{end}"' not in sources) == []
+
+
+def sections(name: str) -> dict[str, str]:
+    """What stands under each heading that is one name in backticks."""
+    parts = re.split(r"^##+ (.+)$", (ROOT / "docs" / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {h.strip("`"): text for h, text in zip(parts[1::2], parts[2::2], strict=True) if re.fullmatch("`.+`", h)}
+
+
+def test_every_algorithm_has_its_section_with_its_bundle() -> None:
+    told = sections("algorithms.md")
+    assert set(told) == set(ALGORITHMS)
+    for name, bundle in ALGORITHMS.items():
+        (line,) = re.findall(r"Bundle: (.*?)\.\s", told[name], re.DOTALL)
+        said: dict[str, Any] = dict(FLAT) if line.startswith("flat") else {}
+        for key, value in re.findall(r"`([a-z_.]+)(?:: ([^`]+))?`", line):
+            said[key] = yaml.safe_load(value) if value else bundle[key]  # templates are too long to be repeated
+        assert said == bundle, name
+        assert told[name].count("**Use it**") == 1, name
+
+
+@pytest.mark.parametrize("page", ["algorithms.md", "concepts.md", "environments.md"])
+def test_pages_name_options_functions_and_files_that_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    keys = set(_all_keys())
+    names = {key.split(".")[0] for key in keys if "." in key}
+    modules = {path.stem for path in (ROOT / "hsg").glob("*.py")}
+    found = 0
+    for quoted in re.findall(r"`([^`\n]+)`", prose):
+        head, dot, rest = (dotted := re.split(r"[:= ]", quoted)[0]).partition(".")
+        if "/" in dotted:
+            if (
+                dotted.startswith(("hsg/", "environments/", "experiments/", "tests/"))
+                and dotted != "environments/guess.py"
+            ):
+                assert (ROOT / dotted).exists(), dotted
+                found += 1
+        elif (
+            dot
+            and rest.replace("_", "").replace(".", "").isalnum()
+            and rest not in ("py", "md", "jsonl", "json", "yaml")
+        ):
+            if head in names and dotted in keys:
+                found += 1
+            elif head in modules:
+                owner: Any = importlib.import_module(f"hsg.{head}")
+                for part in rest.split("."):
+                    owner = getattr(owner, part)
+                found += 1
+            else:
+                assert head not in names, f"no such option: {dotted}"
+    assert found > 4
+
+
+@pytest.mark.parametrize("name", environments.available())
+def test_every_option_of_an_environment_is_told_with_its_default(name: str) -> None:
+    make = importlib.import_module(f"environments.{name}").make_task_set
+    rows = re.findall(r"^\| `([a-z_]+)` \| `(.+?)` \|", sections("environments.md")[name], re.MULTILINE)
+    assert {key: yaml.safe_load(value.replace("None", "null")) for key, value in rows} == {
+        key: parameter.default for key, parameter in inspect.signature(make).parameters.items()
+    }
+
+
+def test_example_environment_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    exec(code, {"__name__": "__main__"})
+    assert capsys.readouterr().out == "[]\n"
 
 
 def test_citation_is_complete_yaml() -> None:

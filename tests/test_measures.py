@@ -8,7 +8,7 @@ import pytest
 import torch
 from fakes import fake_embed, make_trajectory
 
-from hsg.measures import outcome_of, sample_measures, unsolved
+from hsg.measures import outcome_of, sample_measures
 from hsg.selector import mean_pairwise_distance
 from hsg.types import Trajectory
 
@@ -33,14 +33,12 @@ def test_pass_at_k_and_outcomes_by_hand() -> None:
     assert found["distinct_outcomes"] == (3 + 2) / 2
     assert found["solved_share"] == 0.5
     assert found["score"] == pytest.approx((1 / 4 + 0) / 2)
-    assert unsolved(samples) == ["u"]
     assert outcome_of(sample(0.0)) == (False, 0.0)
 
 
 def test_tasks_without_a_whole_sample_say_nothing() -> None:
     broken = [[sample(None), sample(None)]]
     assert sample_measures(broken) == {"num_tasks": 0, "num_samples": 0, "num_failed": 2}
-    assert unsolved(broken) == []
 
 
 def test_entropy_of_the_two_segments_is_the_mean_surprise_of_their_tokens() -> None:

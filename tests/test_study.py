@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,15 @@ from typing import Any
 import pytest
 
 from experiments import study as studies
-from experiments.study import environment_of_cells, learning_curve, main, result_path, run_study
+from experiments import study_file
+from experiments.curves import learning_curve
+from experiments.locks import locked
+from experiments.study import environment_of_cells, main, run_study
+from experiments.study_cell import result_path, summarise_metrics
 from experiments.study_file import Cell, Study, make_cells, read_study
-from experiments.study_table import hard_tasks, look_up, mean_and_spread, mean_curve, write_results
-from experiments.warmstart import _settings_that_matter
+from experiments.study_plan import check_splits, command, dry_run
+from experiments.study_table import hard_tasks, look_up, mean_and_spread, write_results
+from experiments.warmstart import settings_that_matter
 from hsg.algorithms import ALGORITHMS
 from hsg.configfile import load_config
 
@@ -29,13 +36,79 @@ STUDY = Study(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_study_file_can_be_planned(path: Path) -> None:
-    study = read_study(path)
+SCALED = [(path, scale) for path in sorted(STUDIES.glob("ablate-*.yaml")) for scale in ("toy", "cpu", "paper")]
+PLAIN = [(path, None) for path in sorted(STUDIES.glob("*.yaml")) if not path.stem.startswith("ablate-")]
+
+
+@pytest.mark.parametrize(("path", "scale"), [*SCALED, *PLAIN], ids=str)
+def test_every_study_file_can_be_planned(path: Path, scale: str | None) -> None:
+    study = read_study(path, scale)
     cells = make_cells(study, [0, 1])
     assert {cell.name for cell in cells} == set(study.cells)
     assert study.hard is None or study.hard in study.cells
     assert set(study.paper) <= set(study.cells)
+
+
+def test_ablations_share_the_whole_method() -> None:
+    """The cell that is all of StraTA has one key in every study of a scale, so it is run once."""
+    same = {
+        "components": "full StraTA",
+        "delta": "delta 0.5",
+        "sigma": "sigma 8",
+        "kappa": "kappa 0.1",
+        "groups": "4 x 8",
+    }
+    for scale, also in (
+        ("toy", {"size": "64 wide, StraTA"}),
+        ("cpu", {"size": "128 wide, StraTA"}),
+        ("paper", {"size": "7B, StraTA"}),
+    ):
+        keys = set()
+        for name, cell in {**same, **also}.items():
+            study = read_study(STUDIES / f"ablate-{name}.yaml", scale)
+            keys |= {c.key for c in make_cells(study, [0]) if c.name == cell}
+        assert len(keys) == 1, scale
+
+
+def test_sge_ablations_are_cells_of_the_toy_study() -> None:
+    keys = [
+        {cell.key for cell in make_cells(read_study(STUDIES / f"{name}.yaml"), [0])}
+        for name in ("ablate-sge", "sge_toy")
+    ]
+    assert keys[0] < keys[1]
+
+
+def test_every_cell_of_groups_plays_equally_much() -> None:
+    study = read_study(STUDIES / "ablate-groups.yaml")
+    for cell in make_cells(study, [0]):
+        config = load_config(STUDIES.parent / "configs" / study.base, cell.overrides)
+        assert config.num_strategies * config.num_rollouts == 32
+
+
+def test_layers_of_a_study_of_several_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale's file, over it the study, over that what the study has at the scale; another base takes nothing of the file."""
+    monkeypatch.setattr(study_file, "SCALES", tmp_path)
+    (tmp_path / "toy.yaml").write_text("base: toy_sge.yaml\nset: {kappa: 0.2, sigma: 2}\nsplit: test\nsamples: 5")
+    (tmp_path / "cpu.yaml").write_text("base: smoke.yaml")
+    path = tmp_path / "studies" / "s.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "title: a\ncells: {x: }\nset: {sigma: 3}\nsamples: 6\nscales: {cpu: {base: toy_grpo.yaml, samples: 7}}"
+    )
+    study = read_study(path)
+    assert (study.name, study.base, study.split, study.samples) == ("s-toy", "toy_sge.yaml", "test", 6)
+    assert study.set == {"kappa": 0.2, "sigma": 3}
+    study = read_study(path, "cpu")
+    assert (study.name, study.base, study.split, study.samples) == ("s-cpu", "toy_grpo.yaml", "dev", 7)
+    assert study.set == {"sigma": 3}
+    for text, scale, message in (
+        ("title: a\ncells: {x: }", "big", "--scale must be one of cpu, toy, got 'big'"),
+        ("title: a\ncells: {x: }\nscales: {big: {}}", "toy", "scales must be a mapping of cpu, toy to keys"),
+        (GOOD, "toy", "--scale must be left out for a study that has a base, got 'toy'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_study(path, scale)
 
 
 def test_equal_cells_share_a_key_and_what_is_not_trained_stands_once() -> None:
@@ -64,6 +137,11 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("title: a\nbase: smoke.yaml\ncells: {x: }\ncolumns: {a: 1}", "columns must be a mapping of names to paths"),
         ("title: a\nbase: smoke.yaml\ncells: {x: }\nhard: y", "hard must be a cell of"),
         ("title: a\nbase: smoke.yaml\ncells: {x: }\nsplit: 5", "split must be a text"),
+        (
+            "title: a\nbase: smoke.yaml\ncells: {x: }\nsplit: nope",
+            "split: split must be one of train, dev, test, got 'nope'",
+        ),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nlaunch: 5", "launch must be a file of experiments/accelerate"),
         (
             "title: a\nbase: smoke.yaml\ncells: {x: }\nsamples:",
             "samples of cell x must be a whole number >= 1, got None",
@@ -132,7 +210,7 @@ def test_finished_cells_stay_and_broken_ones_are_named(
     started = []
 
     def fake(command: list[str], **_: Any) -> Any:
-        cell = json.loads(command[command.index("--cell") + 1])
+        cell = json.loads(command[-1])
         started.append(cell["key"])
         if "temperature.strategy=0.7" not in cell["overrides"]:
             (tmp_path / "cells" / f"{cell['key']}.json").write_text("{}")
@@ -140,14 +218,45 @@ def test_finished_cells_stay_and_broken_ones_are_named(
 
     monkeypatch.setattr(studies.subprocess, "Popen", fake)
     cells = make_cells(STUDY, [0])
-    failed = run_study(Path("s.yaml"), STUDY, cells, tmp_path, 2)
+    failed = run_study(STUDY, cells, tmp_path, 2)
     assert [cell.name for cell in failed] == ["B"]
     assert len(started) == 3  # base, A (shared) and B
     assert "B seed 0: FAILED, see" in capsys.readouterr().out
     before = result_path(tmp_path, cells[0]).stat().st_mtime_ns
-    run_study(Path("s.yaml"), STUDY, cells, tmp_path, 1)
+    run_study(STUDY, cells, tmp_path, 1)
     assert len(started) == 4  # B alone, once more
     assert result_path(tmp_path, cells[0]).stat().st_mtime_ns == before
+
+
+def test_studies_share_finished_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another study with an equal cell starts nothing, and its table has the result under its own name."""
+    made = {"seed": 0, "measures": {"pass_at_k": [0.5]}, "per_task": {"t": [1, 1]}, "curve": {}}
+
+    def fake(command: list[str], **_: Any) -> Any:
+        (tmp_path / "out" / "cells" / f"{json.loads(command[-1])['key']}.json").write_text(json.dumps(made))
+        return type("Done", (), {"wait": lambda self: 0})()
+
+    monkeypatch.setattr(studies.subprocess, "Popen", fake)
+    for name, cell in (("one", "A"), ("other", "B")):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(GOOD.replace("x:", f"{cell}:") + "\ncolumns: {p: measures.pass_at_k.0}")
+        assert main([str(path), "--seeds", "0", "--out", str(tmp_path / "out")]) == 0
+        assert f"| {cell} | 0.5 |" in (tmp_path / "out" / name / "table.md").read_text()
+        monkeypatch.setattr(studies.subprocess, "Popen", None)  # calling it again would be an error
+
+
+def test_a_cell_that_another_study_runs_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started by nobody else while its lock is held, and not at all once its result is there."""
+    cell = make_cells(STUDY, [0])[0]
+    monkeypatch.setattr(studies.subprocess, "Popen", None)
+    with locked(tmp_path / "cells" / f"{cell.key}.log"):
+        waiting = threading.Thread(target=run_study, args=(STUDY, [cell], tmp_path, 1))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        result_path(tmp_path, cell).write_text("{}")
+    waiting.join()
+    assert run_study(STUDY, [cell], tmp_path, 1) == []
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -212,49 +321,18 @@ def test_numbers_at_a_path() -> None:
         assert look_up(found, nothing) is None
 
 
-LINE = {
-    "iteration": 0,
-    "cost/environment_turns": 10,
-    "cost/sampled_tokens": 7.0,
-    "time/iteration_seconds": 3.0,
-    "reward/success": 0.5,
-}
-LINES = [LINE, {**LINE, "iteration": 1, "reward/success": 1.0}]
-
-
-def test_spending_adds_up() -> None:
-    curve = learning_curve(LINES)
-    assert curve["iteration"] == [1, 2]
-    assert curve["environment_turns"] == [10, 20]
-    assert curve["sampled_tokens"] == [7, 14]
-    assert curve["seconds"] == [3, 6]
-    assert curve["reward/success"] == [0.5, 1.0]
-    assert curve["evaluation/success"] == [None, None]
-
-
-def test_evaluations_stand_where_they_were_made() -> None:
-    """One before training, at no cost, and two after iteration 2, of which the last counts."""
-    found = [{"iteration": i, "success": s, "score": 0.0} for i, s in ((0, 0.1), (2, 0.2), (2, 0.3))]
-    curve = learning_curve(LINES, found)
-    assert curve["environment_turns"] == [0, 10, 20]
-    assert curve["reward/success"] == [None, 0.5, 1.0]
-    assert curve["evaluation/success"] == [0.1, None, 0.3]
-
-
-def test_mean_curve_by_hand() -> None:
-    """Seeds of 3 and 4 iterations, evaluated every second one and at their ends: (0, 2) are shared, then the ends."""
-    one = {"turns": [0, 5, 9, 14], "success": [0.0, None, 0.2, 0.4]}
-    two = {"turns": [0, 5, 11, 16, 20], "success": [0.2, None, 0.4, None, 0.6]}
-    points = mean_curve([one, two], "turns", "success")
-    assert [p[:2] for p in points] == [(0, pytest.approx(0.1)), (10, pytest.approx(0.3)), (17, pytest.approx(0.5))]
-    assert [p[2] for p in points] == pytest.approx([0.02**0.5] * 3)
-    assert [p[1] for p in mean_curve([one], "turns", "success")] == [0.0, 0.2, 0.4]
-    assert mean_curve([{"turns": [1], "success": [None]}], "turns", "success") == []
+def test_metrics_at_first_and_on_average() -> None:
+    found = summarise_metrics([{"iteration": 0, "a/b": 1.0}, {"iteration": 1, "a/b": 3.0, "c": 5.0}])
+    assert found["first"] == {"iteration": 0, "a/b": 1.0}
+    assert found["mean"] == {"iteration": 0.5, "a/b": 2.0, "c": 5.0}
+    assert summarise_metrics([]) == {"first": {}, "mean": {}}
 
 
 def test_curves_are_written(tmp_path: Path) -> None:
-    results = [{**result("A", [0.5], {"t": [1, 1]}), "seed": 3, "curve": learning_curve(LINES)}]
-    write_results(replace(STUDY, hard=None), results, tmp_path)
+    costs = {"cost/environment_turns": 10, "cost/sampled_tokens": 7.0, "time/iteration_seconds": 3.0}
+    curve = learning_curve([{"iteration": i, "reward/success": 0.5, **costs} for i in range(2)])
+    results = [{**result("A", [0.5], {"t": [1, 1]}), "seed": 3, "curve": curve}]
+    write_results(replace(STUDY, hard=None, curve="reward/success"), results, tmp_path)
     rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
     assert [(r["cell"], r["seed"], r["environment_turns"], r["evaluation/success"]) for r in rows] == [
         ("A", "3", "10.0", ""), ("A", "3", "20.0", "")
@@ -270,7 +348,7 @@ def test_baselines_meet_equal_conditions() -> None:
     assert set(ALGORITHMS) - {c.algorithm for c in configs.values()} == {"prompting", "react"}
     first = configs["StraTA"]
     for name, config in configs.items():
-        assert _settings_that_matter(config) == _settings_that_matter(first), name
+        assert settings_that_matter(config) == settings_that_matter(first), name
         assert config.num_tasks * config.num_strategies * config.num_rollouts == 128, name
         assert (config.optimizer, config.evaluation) == (first.optimizer, first.evaluation), name
         assert config.train.max_environment_turns == first.train.max_environment_turns, name
@@ -295,4 +373,32 @@ def test_a_real_cell_in_its_own_process(tmp_path: Path, guesser_folder: Path) ->
     assert len(trained["curve"]["iteration"]) == 1
     assert trained["measures"]["num_samples"] == 2
     assert next(r for r in results if r["cell"] == "base")["curve"] == {}
-    assert (tmp_path / "out" / "table.md").is_file()
+    assert set(trained["metrics"]) == {"first", "mean"}
+    assert (tmp_path / "out" / "tiny" / "table.md").is_file()
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 1  # what is not trained leaves no run
+
+
+def test_commands_of_a_cluster_name_runs_by_their_key(capsys: Any) -> None:
+    """Equal cells are one run whichever study prints them, told once, and a run that is finished is not begun again."""
+    study = replace(STUDY, launch="fsdp.yaml")
+    cells = [cell for cell in make_cells(study, [1]) if cell.name != "base"]
+    one = command(study, cells[0])
+    assert one.startswith(
+        "accelerate launch --config_file experiments/accelerate/fsdp.yaml experiments/run.py --resume auto "
+    )
+    assert one.endswith(f"--set 'seed=1' --set 'run.name={cells[0].key}'")
+    assert "--set 'temperature.strategy=0.7'" in command(study, cells[2])
+    dry_run(study, cells)
+    said = capsys.readouterr().out
+    assert said.count("accelerate launch") == 2  # A, the same as A, B
+    assert "# same as A, seed 1: the same run as above" in said
+    assert "not checked: weights and tokenizer of nano" in said
+
+
+def test_a_cell_that_cannot_be_built_is_named() -> None:
+    """A judge without room, a split that is not there: before any cell is begun."""
+    with pytest.raises(ValueError, match="split: split must be one of train, dev, test, got 'nope'"):
+        check_splits(make_cells(replace(STUDY, split="nope"), [0]))
+    wrong = replace(STUDY, cells={"wrong": {"prompts.templates": {"strategy": "{nothing}"}}})
+    with pytest.raises(ValueError, match="cell wrong: "):
+        dry_run(wrong, make_cells(wrong, [0]))

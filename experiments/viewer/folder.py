@@ -146,6 +146,7 @@ def _compress(record: dict[str, Any]) -> bool:
     found = False
     for owner in (record, *record.get("turns", ())):
         fields = [owner.pop(name, None) for name in TOKEN_FIELDS]
+        owner.pop("values", None)  # a critic's: nothing here shows them
         if all(isinstance(values, list) for values in fields) and fields[0]:
             ids, mask, *values = fields
             at = [i for i, sampled in enumerate(mask) if sampled]

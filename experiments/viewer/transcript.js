@@ -1,6 +1,6 @@
 // One rollout as it was played: turns with what the judge and the advantages said of them, or its tokens one by one.
 
-const SHOWN = new Set(["observation", "response", "action", "reward", "valid", "flagged", "return", "advantage", "format_penalty", "length_penalty", "strategy", "tokens"]);
+const SHOWN = new Set(["observation", "response", "action", "reward", "valid", "flagged", "return", "advantage", "format_penalty", "length_penalty", "invalid_action_penalty", "strategy", "tokens"]);
 
 function prose(text, name) {
   const node = el("pre", { class: name, text: text === null || text === undefined ? "" : text });
@@ -20,7 +20,7 @@ function turnOf(turn, k, run) {
   if (turn.action === null) notes.push(el("span", { class: "note warn" }, "could not be parsed, nothing sent"));
   else if (turn.valid === false) notes.push(el("span", { class: "note" }, "not understood by the environment"));
   if (isNumber(turn.reward) && turn.reward !== 0) notes.push(el("span", { class: "note good" }, `reward ${signed(turn.reward)}`));
-  for (const name of ["format_penalty", "length_penalty"]) if (isNumber(turn[name]) && turn[name] !== 0) notes.push(el("span", { class: "note" }, `${name.replace("_", " ")} ${signed(turn[name])}`));
+  for (const name of ["format_penalty", "length_penalty", "invalid_action_penalty"]) if (isNumber(turn[name]) && turn[name] !== 0) notes.push(el("span", { class: "note" }, `${name.replaceAll("_", " ")} ${signed(turn[name])}`));
   const plain = typeof turn.response === "string" && typeof turn.action === "string" && turn.response.trim() === `<action>${turn.action}</action>`;
   const others = Object.entries(turn).filter(([name, value]) => !SHOWN.has(name) && value !== null && typeof value !== "object" && value !== "");
   return el("li", { class: `turn${turn.flagged ? " flagged" : ""}`, id: `turn-${k}`, tabindex: "-1", style: { "--bar": advantageColour(turn.advantage) } },

@@ -1,0 +1,123 @@
+"""What can be known of a study before it is run: that its cells are possible, and the commands that run them elsewhere.
+
+    every cell          options, prompts, splits and tasks; trainer, optimizer, judge, encoder and critic, built around a
+                        stand-in model of random weights in the place of the one that is named
+    every environment   one training episode is begun, which starts its engine where it has one
+
+Deliberately absent: the weights and tokenizers that are named, and the memory that they need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.study_file import CONFIGS, Cell, Study
+from hsg.config import Config
+from hsg.configfile import load_config, to_dict
+
+ACCELERATE = CONFIGS.parent / "accelerate"
+
+
+def check_splits(cells: Sequence[Cell]) -> None:
+    """ValueError where an environment does not have the tasks that its cells are trained on and judged by."""
+    import environments
+    from hsg.build import training_tasks
+    from hsg.evaluation import evaluation_tasks
+
+    seen = []
+    for cell in cells:
+        config = load_config(CONFIGS / cell.base, cell.overrides)
+        asked = (to_dict(config.environment), to_dict(config.tasks), config.num_tasks, cell.split)
+        if asked in seen:
+            continue
+        seen.append(asked)
+        task_set = environments.make(config.environment.name, **config.environment.options)
+        try:
+            training_tasks(config, task_set)
+            evaluation_tasks(config, task_set, cell.split, "split")
+        finally:
+            task_set.close()
+
+
+def dry_run(study: Study, cells: Sequence[Cell]) -> None:
+    """Check every cell, then print the commands of all. ValueError where a cell is impossible."""
+    check_splits(cells)
+    begun: list[object] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = build_stand_in(Path(scratch) / "model")
+        for cell in {cell.name: cell for cell in cells}.values():
+            config = load_config(CONFIGS / cell.base, cell.overrides)
+            begin = to_dict(config.environment) not in begun
+            begun.append(to_dict(config.environment))
+            try:
+                check_cell(config, model, cell.split, begin_episode=begin)
+            except ValueError as error:
+                raise ValueError(f"cell {cell.name}: {error}") from error
+    models = {load_config(CONFIGS / cell.base, cell.overrides).model.path for cell in cells}
+    print(f"# {study.title}: {len({cell.key for cell in cells})} runs; a run that is finished is not run again")
+    print(
+        "# checked: options, splits, tasks, prompts; trainer, judge, encoder and critic around a stand-in model; an episode"
+    )
+    print(f"# not checked: weights and tokenizer of {', '.join(sorted(models))}, and the memory that they need")
+    told: set[str] = set()
+    for cell in cells:
+        print(f"\n# {cell.name}, seed {cell.seed}" + (": the same run as above" if cell.key in told else ""))
+        if cell.key not in told:
+            print(command(study, cell))
+        told.add(cell.key)
+
+
+def command(study: Study, cell: Cell) -> str:
+    """The shell command of one cell; equal cells of several studies are one run, named by their key."""
+    launch = "" if study.launch is None else f" --config_file experiments/accelerate/{study.launch}"
+    options = " ".join(f"--set '{option}'" for option in (*cell.overrides, f"run.name={cell.key}"))
+    return (
+        f"accelerate launch{launch} experiments/run.py --resume auto --config experiments/configs/{cell.base} {options}"
+    )
+
+
+def check_cell(config: Config, model: Path, split: str, *, begin_episode: bool) -> None:
+    """Build everything of a run around the model of that folder; `begin_episode`: also start one of its environments."""
+    import environments
+    from hsg.distributed import Distributed
+    from hsg.evaluation import evaluation_tasks
+    from hsg.trainer import Trainer
+
+    judge = config.judge if config.judge.model == "reference" else dataclasses.replace(config.judge, model="self")
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, path=str(model), encoder="minilm", dtype="float32", attention="auto"),
+        judge=judge,
+        log=dataclasses.replace(config.log, quiet=True),
+    )
+    task_set = environments.make(config.environment.name, **config.environment.options)
+    trainer = None
+    try:
+        trainer = Trainer(config, task_set, str(model), Distributed(), None)
+        evaluation_tasks(config, task_set, split, "split")
+        first = trainer.collector.next_tasks(0)[0]
+        if begin_episode:
+            environment = task_set.create(first, config.seed)
+            try:
+                trainer.policy.chat.prompt(trainer.collector.rollout.prompts.strategy(environment.start()))
+            finally:
+                environment.close()
+    finally:
+        if trainer is not None:
+            trainer.close()
+        task_set.close()
+
+
+def build_stand_in(folder: Path) -> Path:
+    """A model with a tokenizer and a chat format that takes a second to build and has learned nothing."""
+    from hsg.nano import build_nano
+    from hsg.warmstart_config import NanoConfig
+
+    shape = NanoConfig(
+        vocab_size=300, hidden_size=16, num_layers=1, num_heads=1, num_key_value_heads=1, intermediate_size=16,
+        max_position_embeddings=32768,
+    )  # fmt: skip
+    return build_nano(["Find the key. Open the trunk."], shape, folder)

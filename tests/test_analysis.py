@@ -1,0 +1,172 @@
+"""Analyses of a run folder: the judge against oracles by hand, drops, distances, dead groups; one line where impossible."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import environments
+from environments.toy import wasted_turns
+from experiments.analysis import (
+    actions_of,
+    analyse,
+    join,
+    judge_counts,
+    main,
+    make_oracle,
+    off_path_turns,
+    with_shares,
+)
+from hsg.config import Config
+from hsg.configfile import dump_config, make_config
+
+TOY: dict[str, Any] = {"environment": {"name": "toy"}}
+
+
+def turn(action: str | None, flagged: bool = False, reward: float = 0.0) -> dict[str, Any]:
+    return {"action": action, "flagged": flagged, "reward": reward}
+
+
+def line(task_id: str, strategy: str | None, *turns: dict[str, Any], judgment: str | None = "said") -> dict[str, Any]:
+    return {"kind": "trajectory", "task_id": task_id, "strategy": strategy, "judgment": judgment, "turns": list(turns)}
+
+
+def make_run(folder: Path, config: Config, lines: dict[int, list[Any]], metrics: list[Any], found: list[Any]) -> Path:
+    (folder / "trajectories").mkdir(parents=True)
+    dump_config(config, folder / "config.yaml")
+    for iteration, records in lines.items():
+        path = folder / "trajectories" / f"iteration_{iteration:06d}.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for name, records in (("metrics.jsonl", metrics), ("eval.jsonl", found)):
+        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def toy_run(tmp_path: Path) -> Path:
+    """Two iterations of one task in the toy world. Iteration 0: turns 0 and 2 are wasted, 0 and 1 flagged: one hit."""
+    task = environments.make("toy").tasks("train")[0]
+    area, place, goal = (task.data[name] for name in ("area", "place", "goal"))
+    strategy = f"Search the {area} first."
+    wandering = [turn("look", True), turn(f"go {area}", True), turn(None), turn(f"open {place}"), turn(f"take {goal}")]
+    assert wasted_turns(task, strategy, [t["action"] or "" for t in wandering]) == (0, 2)
+    straight = [turn(f"go {area}"), turn("wait", True)]
+    lines = {
+        0: [
+            {"kind": "candidates"},
+            line(task.id, strategy, *wandering),
+            line(task.id, strategy, turn("look", True), judgment=None),  # not judged
+            line(task.id, None, turn("look", True)),  # did not see its strategy
+        ],
+        1: [line(task.id, strategy, *straight)],
+    }
+    metrics = [
+        {
+            "iteration": 0,
+            "advantage/dead_groups": 0.5,
+            "strategy/distance_candidates": 0.2,
+            "strategy/distance_selected": 0.4,
+        },
+        {"iteration": 1, "advantage/dead_groups": 1.0},
+    ]
+    found = [
+        {"label": label, "iteration": i, "score": score, "success": success}
+        for label, i, score, success in (
+            ("before training", 0, 0.1, 0.0), ("after training", 2, 0.75, 0.5),
+            ("strategy blanked", 2, 0.5, 0.25), ("strategies exchanged", 2, 0.25, 0.5), ("test split", 2, 0.9, 0.9),
+        )
+    ]  # fmt: skip
+    return make_run(tmp_path / "run", make_config(TOY), lines, metrics, found)
+
+
+def test_judge_against_the_toy_world(toy_run: Path) -> None:
+    oracle, name, task_set = make_oracle(make_config(TOY))
+    task_set.close()
+    counts = judge_counts(toy_run, oracle)
+    assert name == "the environment's oracle"
+    assert counts[0] == {"judged": 5, "flagged": 2, "wasted": 2, "hits": 1}
+    assert counts[1] == {"judged": 2, "flagged": 1, "wasted": 1, "hits": 1}
+    assert with_shares(counts[0])["precision"] == 0.5
+    assert with_shares(counts[1])["recall"] == 1.0
+    assert "precision" not in with_shares({"judged": 5, "flagged": 0, "wasted": 2, "hits": 0})
+
+
+def test_off_the_experts_path_by_hand() -> None:
+    """On it in order: b comes too late the second time; c is not on it but gained something."""
+    path = ["a", "b", "d"]
+    assert off_path_turns(path, ["a", "x", "b", "b", "c", "d"], [0, 0, 0, 0, 1.5, 0]) == {1, 3}
+    assert off_path_turns(path, ["d", "a"], [0, 0]) == {1}
+    assert off_path_turns([], [], []) == set()
+
+
+def test_expert_path_is_the_oracle_where_the_environment_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("environments.toy.wasted_turns")
+    oracle, name, task_set = make_oracle(make_config(TOY))
+    task = task_set.tasks("train")[0]
+    path = task_set.expert_actions(task)
+    assert path is not None
+    assert name == "the expert's path"
+    assert oracle(line(task.id, "any", turn(path[0]), turn("look"), turn(path[1]))) == {1}
+    assert oracle(line("no such task", "any", turn("look"))) is None
+    assert actions_of(line(task.id, "any", turn(None))) == [""]
+
+
+def test_iterations_are_joined_counts_added_shares_averaged() -> None:
+    rows = {i: {"flagged": 2.0, "advantage/dead_groups": i / 10} for i in range(5)}
+    joined = join(rows, 2)
+    assert list(joined) == ["1-3", "4-5"]
+    assert joined["1-3"] == {"flagged": 6.0, "advantage/dead_groups": pytest.approx(0.1)}
+    assert joined["4-5"]["advantage/dead_groups"] == pytest.approx(0.35)
+    assert list(join(rows, 9)) == ["1", "2", "3", "4", "5"]
+
+
+def test_report_of_a_run(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(toy_run)]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == (toy_run / "analysis" / "report.md").read_text().strip()
+    assert "| 1 | 5 | 2 | 2 | 1 | 0.5 | 0.5 |" in said
+    assert "| strategy blanked | 0.500 | 0.250 | +0.250 | +0.250 |" in said
+    assert "| strategies exchanged | 0.250 | 0.500 | +0.500 | +0.000 |" in said
+    assert "test split" not in said
+    assert "| 1 | 0.2 | 0.4 |" in said
+    rows = list(csv.DictReader((toy_run / "analysis" / "dead.csv").open()))
+    assert [(r["iterations"], r["advantage/dead_groups"]) for r in rows] == [("1", "0.5"), ("2", "1")]
+    assert {p.name for p in (toy_run / "analysis").iterdir()} == {
+        "report.md", "judge.csv", "strategies.csv", "diversity.csv", "dead.csv"
+    }  # fmt: skip
+
+
+def test_what_cannot_be_computed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without being asked for it is said in the report; asked for by name it is refused."""
+    flat = make_run(tmp_path / "flat", make_config({**TOY, "algorithm": "grpo"}), {}, [{"iteration": 0}], [])
+    text, tables = analyse(flat)
+    assert tables == {}
+    assert len(text.split("\n\n")) == 4
+    for part, message in (
+        ("judge", "error: judge must be enabled in the run, got 'grpo'; its turns were never judged\n"),
+        ("strategies", "error: evaluations must be with own, blanked and exchanged strategies after training"),
+        (
+            "diversity",
+            "error: strategy/distance_candidates or strategy/distance_selected must be among the run's metrics",
+        ),
+        ("dead", "error: advantage/dead_groups or advantage/strategy_dead_groups must be among the run's metrics"),
+    ):
+        assert f"{part}: not computed: " in text
+        assert main([str(flat), "--only", part]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(message)
+        assert said.count("\n") == 1
+    silent = make_run(tmp_path / "silent", make_config({**TOY, "log": {"trajectories": False}}), {}, [], [])
+    assert main([str(silent), "--only", "judge"]) == 2
+    assert "log.trajectories must be true in the run" in capsys.readouterr().err
+    empty = make_run(tmp_path / "empty", make_config(TOY), {0: []}, [], [])
+    assert main([str(empty), "--only", "judge"]) == 2
+    assert "judged trajectories must be of an environment that knows wasted turns" in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2
+    assert "RUN must be a run folder with config.yaml" in capsys.readouterr().err
+    assert main([str(flat), "--only", "nothing"]) == 2
+    assert "invalid choice: 'nothing'" in capsys.readouterr().err

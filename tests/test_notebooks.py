@@ -1,0 +1,143 @@
+"""Notebooks: what stands in git is clean, small and portable; each one runs from top to bottom and shows something.
+
+That numbers computed by hand equal those of the trainer is asserted inside of the notebooks.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.notebooks import FOLDER, cleared, execute, main
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAX_LINES = 10  # of a function or class that a notebook defines
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells(path: Path, kind: str) -> list[dict[str, Any]]:
+    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [{**cell, "text": "".join(cell["source"])} for cell in found if cell["cell_type"] == kind]
+
+
+def too_long(code: str) -> list[str]:
+    """Names of definitions of more than MAX_LINES lines. Of a file that a cell writes, functions alone count."""
+    written, _, rest = code.partition("\n")
+    kinds: tuple[type[ast.AST], ...] = (ast.FunctionDef, ast.AsyncFunctionDef)
+    if written.startswith("%%writefile"):
+        if not written.strip().endswith(".py"):
+            return []
+        code = rest
+    else:
+        kinds = (*kinds, ast.ClassDef)
+        code = re.sub(r"(?m)^[%!].*$", "pass", code)
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, kinds):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])  # type: ignore[attr-defined]
+            if node.end_lineno - first + 1 > MAX_LINES:  # type: ignore[attr-defined]
+                found.append(node.name)  # type: ignore[attr-defined]
+    return found
+
+
+def machine_paths(text: str) -> list[str]:
+    """Absolute paths in a text: they are of one machine, whichever it is."""
+    return re.findall(
+        r"(?<![\w.:/\\])/(?:work|home|root|tmp|mnt|opt|Users|usr|var|data|scratch)\b[\w/.-]*|[A-Z]:\\\w+", text
+    )
+
+
+def test_six_notebooks_in_order():
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{i}_" for i in range(1, len(NOTEBOOKS) + 1)]
+    assert len(NOTEBOOKS) == 6
+
+
+@each
+def test_file_is_as_it_should_stand_in_git(path):
+    assert path.read_text(encoding="utf-8") == cleared(path), "python -m experiments.notebooks --clear"
+
+
+@each
+def test_reads_like_a_lecture(path):
+    """A headline, and prose before each code cell (two in a row: the second draws what the first computed)."""
+    kinds = [cell["cell_type"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    texts = cells(path, "markdown")
+    assert texts[0]["text"].startswith(f"# {path.name[:2]} · ")
+    assert "code code code" not in " ".join(kinds)
+    assert [cell["id"] for cell in texts if len(cell["text"]) > 1600] == []
+    ids = [cell["id"] for kind in ("code", "markdown") for cell in cells(path, kind)]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]*", name) for name in ids)
+
+
+@each
+def test_definitions_are_short(path):
+    assert {cell["id"]: found for cell in cells(path, "code") if (found := too_long(cell["text"]))} == {}
+
+
+@each
+def test_names_no_path_of_a_machine(path):
+    found = [cell["text"] for kind in ("code", "markdown") for cell in cells(path, kind)]
+    assert machine_paths("\n".join(found)) == []
+
+
+def test_checks_see_what_they_should():
+    long = "def f():\n" + "    pass\n" * MAX_LINES
+    assert too_long(long) == ["f"]
+    assert too_long("@g\n" + long.replace("    pass\n", "", 1)) == ["f"]
+    assert too_long("%%writefile {LAB}/a.py\n" + long) == ["f"]
+    assert too_long("%%writefile {LAB}/a.py\nclass A:\n" + "    x = 1\n" * 20) == []
+    assert too_long("class A:\n" + "    x = 1\n" * MAX_LINES) == ["A"]
+    assert too_long("!ls\nx = 1") == []
+    assert machine_paths("see /home/me/x.py and /tmp/a, C:\\runs") == ["/home/me/x.py", "/tmp/a", "C:\\runs"]
+    assert machine_paths("a / b, runs/home/x, https://x.org/home") == []
+
+
+def test_clear_takes_results_out(tmp_path, capsys):
+    import nbformat
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1", id="sum")], metadata={"mine": 1})
+    path = tmp_path / "a.ipynb"
+    book.cells[0].outputs = [nbformat.v4.new_output("stream", text="2")]
+    book.cells[0].execution_count = 7
+    nbformat.write(book, path)
+    assert main(["--clear", str(path)]) == 0
+    after = json.loads(path.read_text())
+    assert after["cells"] == [
+        {"cell_type": "code", "execution_count": None, "id": "sum", "metadata": {}, "outputs": [], "source": ["1 + 1"]}
+    ]
+    assert list(after["metadata"]) == ["kernelspec", "language_info"]
+    assert main([str(tmp_path / "none.ipynb")]) == 2
+    assert capsys.readouterr().err.startswith("error: notebooks must be .ipynb files, got ")
+
+
+@pytest.mark.slow
+def test_a_cell_that_raises_is_a_failure(tmp_path, capsys):
+    import nbformat
+
+    path = tmp_path / "a.ipynb"
+    code = ["x = 1", "assert x == 2, 'not two'", "print('never')"]
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in code]), path)
+    assert main([str(path)]) == 1
+    assert "not two" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@each
+def test_runs_from_top_to_bottom(path):
+    """In its own folder or in the repository's root; nothing raises, and every plot is drawn."""
+    done = execute(path, cwd=ROOT if int(path.name[:2]) % 2 == 0 else FOLDER)
+    code = [cell for cell in done.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
+    said = "".join(o.text for o in outputs if o.output_type == "stream")
+    assert "Traceback" not in said
+    drawn = [o for o in outputs if o.output_type == "display_data" and "image/png" in o.data]
+    assert len(drawn) == sum(cell.source.count("plt.show()") for cell in code)
