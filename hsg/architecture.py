@@ -159,6 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         found = None
-    inner = (found.get("text_config") or {}) if isinstance(found, dict) else None
-    require(isinstance(inner, dict), "model.path", "a model's config.json, or its folder", str(path))
+    rule = "a model's config.json, or its folder"
+    require(isinstance(found, dict), "model.path", rule, str(path))
+    inner = found.get("text_config") or {}
+    require(isinstance(inner, dict), "model.path", rule, str(path))
     return {**found, **inner}

@@ -173,6 +173,7 @@ def test_what_cannot_be_computed_is_one_line(tmp_path: Path, capsys: pytest.Capt
 
 
 WHOLE = line("x", "s", turn("a"))
+NULL = '{"label": "after training", "iteration": 1, "score": null, "success": null}\n'
 
 
 @pytest.mark.parametrize(("file", "text", "said"), [
@@ -184,7 +185,7 @@ WHOLE = line("x", "s", turn("a"))
     ("metrics.jsonl", '{"advantage/dead_groups": 1}\n', "an object as a run writes it with iteration"),
     ("metrics.jsonl", '{"iteration": 0, "advantage/dead_groups": null}\n', "among the run's metrics"),
     ("eval.jsonl", '{"score": 1}\n', "an object as a run writes it with label, iteration"),
-    ("eval.jsonl", '{"label": "after training", "iteration": 1, "score": null, "success": null}\n', "evaluations must"),
+    ("eval.jsonl", NULL + NULL.replace("after training", "strategy blanked"), "evaluations must"),
 ])  # fmt: skip
 def test_files_that_no_run_wrote_are_named(
     file: str, text: str, said: str, toy_run: Path, capsys: pytest.CaptureFixture[str]
