@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import refuse
+from hsg.arguments import refuse
 from hsg.checks import require
 from hsg.configfile import read_yaml
 

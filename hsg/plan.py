@@ -9,13 +9,12 @@ Deliberately absent: what was measured on GPUs (nothing was), time of environmen
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from hsg.architecture import Architecture, read_architecture
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
@@ -189,23 +188,17 @@ def markdown(plan: Plan) -> str:
     return f"| {plan.setting.gpus} | {numbers} | {fits} | {batch} | {cache} |"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, also where nothing fits; 2 bad input."""
     try:
         print(_answer(arguments))
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return refuse(error)
     return 0
 
 
 def _answer(arguments: Sequence[str] | None) -> str:
-    parser = _Parser(
+    parser = Parser(
         description="Memory and time of a configuration on GPUs, before anything is loaded.",
         epilog="example: hsg plan --config experiments/configs/sciworld_qwen2.5-7b.yaml --gpus 8 --gpu-memory 80",
     )
