@@ -161,20 +161,17 @@ def show(plan: Plan, tflops: float, bandwidth: float, told: str) -> str:
     rollout, update = plan.work.seconds(tflops, bandwidth)
     lines += ["", *advice(plan), ""]
     lines.append(
-        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long "
-        f"({told}; environments, Python and links come on top)"
+        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long and "
+        f"responses at their limit ({told}; environments, Python and links come on top)"
     )
     return "\n".join(lines)
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 600
-        else f"{seconds / 60:.0f} min"
-        if seconds < 36000
-        else f"{seconds / 3600:.0f} h"
-    )
+    for limit, unit, name in ((600, 1, "s"), (36000, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.0f} h"
 
 
 def markdown(plan: Plan) -> str:
@@ -240,9 +237,9 @@ def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[fl
         from hsg.speed import matmul_rate
 
         device = torch.device("cuda" if has_accelerator() and torch.cuda.is_available() else "cpu")
-        half = setting.half and device.type == "cuda"  # the reference for CPUs is what they compute in
+        half = setting.half and device.type == "cuda"  # a CPU's own speed is that of float32
         tflops = matmul_rate(device, torch.bfloat16 if half else torch.float32) / 1e12
-        where = f"a matrix product on this machine's {'GPU' if half else 'processor'}; --tflops says another"
+        where = f"a matrix product on this machine's {'GPU' if device.type == 'cuda' else 'CPU'}; --tflops says another"
     return tflops, bandwidth, f"{tflops:.3g} TFLOP/s, {where}; {bandwidth:g} TB/s"
 
 
