@@ -53,10 +53,10 @@ def judge_counts(folder: Path, oracle: Oracle) -> dict[int, Row]:
             continue
         flagged = {k for k, turn in enumerate(line["turns"]) if turn["flagged"]}
         row = counts.setdefault(iteration, dict.fromkeys(COUNTS, 0.0))
-        for name, count in zip(
-            row, (len(line["turns"]), len(flagged), len(wasted), len(flagged & wasted)), strict=True
-        ):
-            row[name] += count
+        row["judged"] += len(line["turns"])
+        row["flagged"] += len(flagged)
+        row["wasted"] += len(wasted)
+        row["hits"] += len(flagged & wasted)
     return counts
 
 

@@ -100,9 +100,8 @@ def _result(path: Path) -> dict[str, Any]:
     except ValueError:
         result = None
     whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve"} <= result.keys()
-    require(
-        whole, "a cell's result", "what this command wrote", str(path), "delete that file, and the cell is run again"
-    )
+    remedy = "delete that file, and the cell is run again"
+    require(whole, "a cell's result", "what this command wrote", str(path), remedy)
     return result
 
 

@@ -305,7 +305,7 @@ class Work:
     decode_bytes: float
 
     def seconds(self, tflops: float, bandwidth: float) -> tuple[float, float]:
-        """(rollout, update) at `tflops` 1e12 FLOPs/s and `bandwidth` 1e12 bytes/s: below what rows and responses of that length need."""
+        """(rollout, update) at `tflops` 1e12 FLOPs/s and `bandwidth` 1e12 bytes/s; rows of that length need more."""
         rollout = max(self.rollout_flops / tflops, self.decode_bytes / bandwidth) / 1e12
         return rollout, self.update_flops / tflops / 1e12
 
