@@ -18,8 +18,6 @@ from experiments.study_file import CONFIGS, Cell, Study
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
 
-ACCELERATE = CONFIGS.parent / "accelerate"
-
 
 def check_splits(cells: Sequence[Cell]) -> None:
     """ValueError where an environment does not have the tasks that its cells are trained on and judged by."""
