@@ -22,7 +22,7 @@ COMPILED = {
     "alfworld": ["alfworld>=0.4.2"],  # brings TextWorld and fast-downward, which need a C++ compiler, make and cmake
 }
 
-DATA = [f"**/*.{kind}" for kind in ("json", "jsonl", "gz", "jar", "java", "yaml", "html", "css", "js")]
+DATA = [f"**/*.{kind}" for kind in ("json", "jsonl", "gz", "jar", "java", "yaml", "txt", "html", "css", "js")]
 
 setup(
     name="hsg",

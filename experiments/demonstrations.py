@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from hsg import stopping
 from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
@@ -164,7 +165,9 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
         return None if generic and shown.fits and not played.success and not cut else played
 
     def own(task: Task) -> list[Played]:
-        return [p for shown in shown_of(task) if (p := play_one(task, shown, False)) is not None]
+        # Whoever is asked to stop waits for what is being played, and for nothing behind it.
+        plays = (None if stopping.received() else play_one(task, shown, False) for shown in shown_of(task))
+        return [played for played in plays if played is not None]
 
     quiet, found = config.log.quiet, []
     pool = ThreadPoolExecutor(config.rollout.env_threads)

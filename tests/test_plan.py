@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hsg.architecture import Architecture, read_architecture
@@ -217,22 +219,44 @@ def test_tables_of_the_docs_are_what_the_command_prints(
 # -------------------------------------------------------------------------------------------------- measured on the CPU
 
 
-def measured_peak(steps: Iterator[None]) -> int:
-    """The most bytes that torch's allocator had given out during the steps, over what was there before.
+class Live(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation makes, until the last tensor on it is gone."""
 
-    Each step is recorded by itself: of a recording that took nine minutes, the first part was missing.
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._held: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given and storage._cdata not in self._held:
+                    self._hold(storage)
+        return out
+
+    def _hold(self, storage: Any) -> None:
+        size, key = storage.nbytes(), storage._cdata
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            del self._held[key]
+
+        self._held[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def measured_peak(function: Callable[[], Any]) -> int:
+    """The most bytes of tensors within the call, over what was there before.
+
+    Not torch's profiler: on a busy machine it loses some of its events.
     """
-    now = top = 0
-    going = True
-    while going:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            going = next(steps, "over") != "over"
-        assert profiler.profiler is not None
-        for event in profiler.profiler.kineto_results.events():
-            if event.name() == "[memory]":
-                now += event.nbytes()
-                top = max(top, now)
-    return top
+    with Live() as live:
+        function()
+    return live.peak
 
 
 def make_model(half: bool, checkpointing: bool = False) -> Any:
@@ -276,12 +300,7 @@ def test_update_peaks_within_15_percent(half: bool, rank: int, checkpointing: bo
         for i in range(2 * tokens // length)
     ]
     model.train()
-
-    def step() -> Iterator[None]:
-        learner.optimizer_step(rows, {"update/skipped_nonfinite": 0.0})
-        yield
-
-    peak = measured_peak(step())
+    peak = measured_peak(lambda: learner.optimizer_step(rows, {"update/skipped_nonfinite": 0.0}))
     planned = footprint(architecture, config, Setting(1, 1, half), Lengths(row=length), foreach=False)
     # The weights were there before; moments are made at the end.
     expected = planned.update - planned.weights - planned.moments
@@ -297,7 +316,7 @@ def test_rollout_peaks_within_15_percent(half: bool, num_rows: int) -> None:
     model = make_model(half).eval()
     context, turn = 512, 96
 
-    def play() -> Iterator[None]:
+    def play() -> None:
         decoder = Decoder(model, [], [[(i + k) % 1024 for k in range(64)] for i in range(num_rows)])
         rows = range(num_rows)
         while (length := len(decoder.rows[0])) < context:
@@ -309,9 +328,8 @@ def test_rollout_peaks_within_15_percent(half: bool, num_rows: int) -> None:
             )
             for row in rows if len(decoder.rows[0]) + turn < context else ():
                 decoder.append(row, [(row + k) % 1024 for k in range(turn)])
-            yield
 
-    peak = measured_peak(play())
+    peak = measured_peak(play)
     config = make_config({"num_tasks": 1, "num_strategies": 1, "num_rollouts": num_rows, "rollout": {"streams": 1}})
     architecture = Architecture.from_config(model.config.to_dict(), "qwen2")
     planned = footprint(architecture, config, Setting(1, 1, half), Lengths(turn=turn, prompt=64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import time
 
@@ -13,6 +14,7 @@ from tiny import nano_folder
 import environments
 from experiments import demonstrations, supervised, warmstart
 from experiments.demonstrations import CONTEXT, FORMS, collect, expert_demonstrations, make_rows, play_demonstrations
+from hsg import stopping
 from hsg.chat import ChatFormat
 from hsg.configfile import make_config
 from hsg.episode import Episode, Request
@@ -21,7 +23,6 @@ from hsg.models import load_policy, load_tokenizer
 from hsg.pool import Pool
 from hsg.prompts import Prompts, parse_action, parse_judgment, parse_strategy, parse_turn_strategy, turn_response
 from hsg.protocol import Demonstration, EnvironmentFault
-from hsg.stopping import Stopped
 from hsg.types import Attempt, Reflection
 
 STRATEGY, ACTION, PLAIN, JUDGMENT, TURN, REFLECTION = range(6)
@@ -315,28 +316,22 @@ def test_what_an_engine_lost_is_played_again(tmp_path, task_set, monkeypatch):
     assert again == whole
 
 
-def test_asked_to_stop_it_leaves_the_queue(tmp_path, task_set, monkeypatch):
-    """Two threads, many tasks: those that are being played are finished, the others are never begun."""
-    monkeypatch.setattr(demonstrations, "progress", lambda *_: Stopping())
+def test_asked_to_stop_it_leaves_the_queue(task_set, monkeypatch):
+    """Two threads, four tasks with a hundred demonstrations each: what is being played is finished, the rest never begins."""
     begun = []
-    monkeypatch.setattr(task_set, "demonstrations", lambda task, seed: (begun.append(task), time.sleep(0.02), [])[2])
-    tasks = [task_set.tasks("train")[0]] * 200
-    with pytest.raises(Stopped):
-        play_demonstrations(make_config({"rollout": {"env_threads": 2}, "log": {"quiet": True}}), task_set, tasks)
-    assert len(begun) < 100
 
+    def slow(*_):
+        begun.append(1)
+        if len(begun) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
 
-class Stopping:
-    """A bar at whose first step the process is asked to stop."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def update(self):
-        raise Stopped(signal.SIGTERM)
+    monkeypatch.setattr(demonstrations, "play", slow)
+    monkeypatch.setattr(task_set, "demonstrations", lambda task, seed: [Demonstration("", ())] * 100)
+    config = make_config({"rollout": {"env_threads": 2}, "log": {"quiet": True}})
+    with stopping.handlers(), pytest.raises(stopping.Stopped):
+        play_demonstrations(config, task_set, task_set.tasks("train")[:4])
+    assert 4 <= len(begun) < 100
 
 
 def test_play_stops_when_the_environment_is_done_and_lists_admissible_actions(task_set):
