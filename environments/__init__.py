@@ -32,8 +32,14 @@ def available() -> tuple[str, ...]:
 
 
 def module_of(name: str) -> str:
-    """The importable module of an environment, ours or elsewhere: an analysis asks it for what only that one knows."""
-    return _MODULES.get(name, name)
+    """The importable module of an environment: an analysis asks it for what only that environment knows."""
+    if name in _MODULES:
+        return _MODULES[name]
+    if "." in str(name):
+        return name
+    near = difflib.get_close_matches(str(name), _MODULES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
+    raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
 
 
 def make(name: str, /, **options: Any) -> TaskSet:
@@ -82,13 +88,7 @@ def make(name: str, /, **options: Any) -> TaskSet:
 
 def _load(name: str) -> Any:
     """The function `make_task_set` of an environment."""
-    path = _MODULES.get(name)
-    if path is None and "." in str(name):
-        path = name
-    if path is None:
-        near = difflib.get_close_matches(str(name), _MODULES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
-        raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
+    path = module_of(name)
     rule = "environment.name must be a module with make_task_set"
     try:
         module = importlib.import_module(path)

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import Parser, refuse
 from experiments.curves import OWN_EVALUATIONS, read_lines, read_objects
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
@@ -52,10 +52,10 @@ def judge_counts(folder: Path, oracle: Oracle) -> dict[int, Row]:
             continue
         flagged = {k for k, turn in enumerate(line["turns"]) if turn["flagged"]}
         row = counts.setdefault(iteration, dict.fromkeys(COUNTS, 0.0))
-        for name, count in zip(
-            row, (len(line["turns"]), len(flagged), len(wasted), len(flagged & wasted)), strict=True
-        ):
-            row[name] += count
+        row["judged"] += len(line["turns"])
+        row["flagged"] += len(flagged)
+        row["wasted"] += len(wasted)
+        row["hits"] += len(flagged & wasted)
     return counts
 
 
@@ -67,7 +67,7 @@ def read_trajectories(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 turns = line.get("turns")
                 whole = {"task_id", "strategy", "judgment"} <= line.keys() and isinstance(turns, list)
                 whole = whole and all(
-                    isinstance(t, dict) and {"action", "flagged", "reward"} <= t.keys() for t in turns
+                    isinstance(t, dict) and {"action", "flagged", "reward"} <= t.keys() for t in turns or ()
                 )
                 require(whole, f"line {number} of {path}", "a trajectory as a run writes it", sorted(line))
                 yield int(path.stem.split("_")[1]), line

@@ -10,7 +10,6 @@ Deliberately absent: smoothing that hides (the thin line is the data, the thick 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -20,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import refuse
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.configfile import read_yaml
 
@@ -156,14 +155,12 @@ def write_cost_curves(
     reached  one of `REACHED`. ValueError where a run has not counted its turns.
     """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     groups = group_by_configuration(folders)
-    figure, axes = pyplot.subplots(1, len(SPENT), figsize=(20, 5), layout="constrained")
+    figure = Figure(figsize=(20, 5), layout="constrained")
+    axes = figure.subplots(1, len(SPENT))
     for place, (label, members) in enumerate(groups.items()):
         logs = [[read_lines(folder, name) for name in ("metrics.jsonl", "eval.jsonl")] for folder in members]
         for folder, (metrics, _) in zip(members, logs, strict=True):
@@ -178,7 +175,6 @@ def write_cost_curves(
     if drawn:
         axes[-1].legend(fontsize="small")
         figure.savefig(out, dpi=110)
-    pyplot.close(figure)
     return Path(out) if drawn else None
 
 
@@ -225,7 +221,8 @@ def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Exit status: 0 drawn, 2 bad input, or nothing to draw with."""
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", default="curves.png", help="the PNG to write")
     parser.add_argument(
@@ -235,33 +232,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="MEASURE",
         help="draw it against what was spent, equal runs of several seeds as one line (evaluation/success)",
     )
-    options = parser.parse_args(arguments)
-    if options.against_cost not in (None, *REACHED):
-        measure = options.against_cost
-        print(f"error: --against-cost must be one of {', '.join(REACHED)}, got {measure!r}", file=sys.stderr)
-        return 2
-    missing = [run for run in options.runs if not (Path(run) / "metrics.jsonl").is_file()]
-    if missing:
-        print(
-            f"error: runs must be run folders with metrics.jsonl, got {missing[0]!r}; train one first", file=sys.stderr
-        )
-        return 2
     try:
-        if options.against_cost is None:
+        options = parser.parse_args(arguments)
+        measure = options.against_cost
+        require(measure in (None, *REACHED), "--against-cost", f"one of {', '.join(REACHED)}", measure)
+        for run in options.runs:
+            there = (Path(run) / "metrics.jsonl").is_file()
+            require(there, "runs", "run folders with metrics.jsonl", run, "train one first")
+        rule, remedy = "installed to draw", "pip install hsg[notebooks]"
+        require(find_spec("matplotlib") is not None, "matplotlib", rule, "no such package", remedy)
+        if measure is None:
             written = write_curves(options.runs, options.out)
         else:
-            written = write_cost_curves(options.runs, options.out, options.against_cost)
+            written = write_cost_curves(options.runs, options.out, measure)
+        require(written is not None, "runs", f"folders that have measured {measure or 'an iteration'}", options.runs)
     except ValueError as error:
         return refuse(error)
-    if written is None and find_spec("matplotlib"):
-        print(f"error: runs must have measured {options.against_cost or 'an iteration'}, got none", file=sys.stderr)
-        return 2
-    if written is None:
-        print(
-            "error: matplotlib must be installed to draw, got no such package; pip install hsg[notebooks]",
-            file=sys.stderr,
-        )
-        return 2
     print(written)
     return 0
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.arguments import Parser, refuse
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"

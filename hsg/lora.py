@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hsg.checks import require
 from hsg.lora_config import LoraConfig, choose_targets
@@ -34,15 +34,15 @@ def check_peft(options: LoraConfig) -> None:
 def add_adapters(model: Any, options: LoraConfig, seed: int) -> None:
     """Put adapters into a model, in place; from then on they alone are trained. Equal seeds give equal adapters.
 
-    ValueError where a name in `targets` is that of no layer.
+    ValueError where a name in `targets` is that of no linear layer, or of the head.
     """
     check_peft(options)
     from peft import LoraConfig as Options
     from peft import inject_adapter_in_model
-    from transformers.pytorch_utils import Conv1D
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
     head = model.get_output_embeddings()
-    linear = [n for n, m in model.named_modules() if isinstance(m, (torch.nn.Linear, Conv1D)) and m is not head]
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     chosen = choose_targets(linear, options)
     asked = Options(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=chosen)
     with torch.random.fork_rng(devices=[]):

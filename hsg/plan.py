@@ -9,14 +9,13 @@ Deliberately absent: what was measured on GPUs (nothing was), time of environmen
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from hsg.architecture import Architecture, read_architecture
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
@@ -163,20 +162,17 @@ def show(plan: Plan, tflops: float, bandwidth: float, told: str) -> str:
     rollout, update = plan.work.seconds(tflops, bandwidth)
     lines += ["", *advice(plan), ""]
     lines.append(
-        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long "
-        f"({told}; environments, Python and links come on top)"
+        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long and "
+        f"responses at their limit ({told}; environments, Python and links come on top)"
     )
     return "\n".join(lines)
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 600
-        else f"{seconds / 60:.0f} min"
-        if seconds < 36000
-        else f"{seconds / 3600:.0f} h"
-    )
+    for limit, unit, name in ((600, 1, "s"), (36000, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.0f} h"
 
 
 def markdown(plan: Plan) -> str:
@@ -190,23 +186,17 @@ def markdown(plan: Plan) -> str:
     return f"| {plan.setting.gpus} | {numbers} | {fits} | {batch} | {cache} |"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, also where nothing fits; 2 bad input."""
     try:
         print(_answer(arguments))
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return refuse(error)
     return 0
 
 
 def _answer(arguments: Sequence[str] | None) -> str:
-    parser = _Parser(
+    parser = Parser(
         description="Memory and time of a configuration on GPUs, before anything is loaded.",
         epilog="example: hsg plan --config experiments/configs/sciworld_qwen2.5-7b.yaml --gpus 8 --gpu-memory 80",
     )
@@ -249,9 +239,9 @@ def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[fl
         from hsg.speed import matmul_rate
 
         device = torch.device("cuda" if has_accelerator() and torch.cuda.is_available() else "cpu")
-        half = setting.half and device.type == "cuda"  # the reference for CPUs is what they compute in
+        half = setting.half and device.type == "cuda"  # a CPU's own speed is that of float32
         tflops = matmul_rate(device, torch.bfloat16 if half else torch.float32) / 1e12
-        where = f"a matrix product on this machine's {'GPU' if half else 'processor'}; --tflops says another"
+        where = f"a matrix product on this machine's {'GPU' if device.type == 'cuda' else 'CPU'}; --tflops says another"
     return tflops, bandwidth, f"{tflops:.3g} TFLOP/s, {where}; {bandwidth:g} TB/s"
 
 

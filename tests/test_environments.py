@@ -43,6 +43,8 @@ def lab(tmp_path, monkeypatch):
 def test_module_elsewhere_is_made_with_its_options(lab):
     assert environments.make("somelab.mine").tasks("train") == [Task("a", "train")]
     assert environments.make("somelab.mine", word="b").tasks("train") == [Task("b", "train")]
+    assert environments.module_of("somelab.mine") == "somelab.mine"  # an analysis of its runs asks
+    assert environments.module_of("toy") == "environments.toy"
 
 
 @pytest.mark.parametrize(("name", "said"), [

@@ -71,10 +71,9 @@ def test_only_the_layers_that_are_named() -> None:
     add_adapters(every, LoraConfig(**LORA), seed=7)
     names = {name.split(".")[-4] for name, p in every.named_parameters() if p.requires_grad}
     assert names == {f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")}
-    with pytest.raises(
-        ValueError, match=r"model.lora.targets must be names of the model's linear layers, got \['no_proj'\]"
-    ):
-        add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=("q_proj", "no_proj")), seed=0)
+    for wrong in ("no_proj", "lm_head", "embed_tokens", "self_attn"):
+        with pytest.raises(ValueError, match=rf"model.lora.targets must be some of .*q_proj.*, got \['{wrong}'\]"):
+            add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=("q_proj", wrong)), seed=0)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,14 @@ def test_work_by_hand() -> None:
     matrices = 3 * SMALL.layer_matrices
     done = work(SMALL, config, ONE)
     assert done.rollout_flops == 2 * matrices * 2 * 32 + 2 * 800 * 2 * 10
-    assert done.update_flops == 3 * 2 * matrices * 2 * 32 + 4 * 2 * 800 * 2 * 10
-    assert done.decode_bytes == 10 * (4 * SMALL.parameters + 2 * 16 * cache_bytes(SMALL, ONE))
+    assert done.update_flops == 3 * 2 * matrices * 2 * 32 + 3 * 2 * 800 * 2 * 10
+    assert done.decode_bytes == 10 * (4 * (3 * LAYER + 800) + 2 * 16 * cache_bytes(SMALL, ONE))
+    # An embedding that is not the head is not read; 2^24 logits and more are made twice; frozen weights cost one pass less.
+    assert work(replace(SMALL, tied=False), config, ONE).decode_bytes == done.decode_bytes
+    many = replace(SMALL, vocabulary=2**14)
+    assert work(many, config, ONE).update_flops == 3 * 2 * matrices * 2 * 32 + 4 * 2 * 8 * 2**14 * 2 * 10
+    lora = replace(config, model=replace(config.model, lora=LoraConfig(rank=2)))
+    assert work(SMALL, lora, ONE).update_flops == 2 * (done.update_flops // 3)
     again = work(SMALL, replace(config, model=replace(config.model, gradient_checkpointing=True)), ONE)
     assert again.update_flops - done.update_flops == 2 * matrices * 2 * 32
     assert done.seconds(1e-12, 1e9) == (done.rollout_flops, done.update_flops)
@@ -154,15 +160,19 @@ def test_work_by_hand() -> None:
 
 def test_largest_that_fits() -> None:
     assert [largest(limit.__ge__, 1000) for limit in (0, 1, 7, 1000, 5000)] == [None, 1, 7, 1000, 1000]
-    config, setting = make_config({"rollout": {"max_tokens": 8}}), Setting(1, 1, half=True)
-    plan = make_plan(SMALL, config, setting, 4e6, Lengths(turn=4))
-    assert plan.microbatch is not None
-    assert plan.cache_tokens is not None
-    for key, found, phase in (("update.microbatch_tokens", plan.microbatch, "update"),):
-        section, name = key.split(".")
-        for tokens, fits in ((found, True), (found + 1, False)):
-            size = footprint(SMALL, make_config({"rollout": {"max_tokens": 8}, section: {name: tokens}}), setting)
-            assert (getattr(size, phase) <= 4e6) == fits
+    setting, lengths = Setting(1, 1, half=True), Lengths(turn=4)
+
+    def planned(memory: float, **options: Any) -> Any:
+        """The plan with these options beside max_tokens."""
+        rollout = {"max_tokens": 8, **options.pop("rollout", {})}
+        return make_plan(SMALL, make_config({"rollout": rollout, **options}), setting, memory, lengths)
+
+    found = planned(4e6).microbatch
+    for tokens, fits in ((found, True), (found + 1, False)):
+        assert (planned(4e6, update={"microbatch_tokens": tokens}).bytes.update <= 4e6) == fits
+    found = planned(4e5).cache_tokens
+    for tokens, fits in ((found, True), (found + 1, False)):
+        assert (planned(4e5, rollout={"max_cache_tokens": tokens}).bytes.rollout <= 4e5) == fits
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
