@@ -44,7 +44,9 @@ def add_adapters(model: Any, options: LoraConfig, seed: int) -> None:
     head = model.get_output_embeddings()
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     chosen = choose_targets(linear, options)
-    asked = Options(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=chosen)
+    turned = any(isinstance(module, Conv1D) for module in model.modules())  # their weights are (in, out)
+    sizes = {"r": options.rank, "lora_alpha": options.alpha, "lora_dropout": 0.0}
+    asked = Options(**sizes, target_modules=chosen, fan_in_fan_out=turned)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(asked, model)
