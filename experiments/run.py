@@ -178,7 +178,7 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     from experiments.demonstrations import digest
     from experiments.locks import locked
     from experiments.report import cached_report, print_report
-    from experiments.warmstart import describe, settings_that_matter, warm_start
+    from experiments.warmstart import describe, settings_that_matter, warm_start, warning
     from hsg.configfile import to_dict
 
     if config.model.path != "nano":
@@ -193,6 +193,8 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
         if config.evaluation.initial and not config.log.quiet:
             print(describe(folder))
             print_report(cached_report(config, task_set, folder))
+        if doubt := warning(folder):
+            print(doubt, file=sys.stderr)
         made = str(folder)
     return str(distributed.from_main(made))
 

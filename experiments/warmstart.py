@@ -63,6 +63,17 @@ def describe(folder: Path) -> str:
     )
 
 
+def warning(folder: Path) -> str | None:
+    """One line where the clock ended the training before it had seen its data once: what follows would be wasted."""
+    record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
+    if record["ended_by"] != "warmstart.seconds" or record["epochs"] >= 1:
+        return None
+    return (
+        f"warning: the warm start had time for {record['epochs']:.1f} of a pass over its demonstrations, so this model can "
+        f"hardly play and its runs learn little; stop, delete {folder}, and raise warmstart.seconds or quiet the machine"
+    )
+
+
 def continue_training(config: Config, task_set: TaskSet, folder: str | Path, seconds: float) -> Path:
     """The supervised control: the same training, from `folder`, on the same data, for `seconds` of wall time.
 
