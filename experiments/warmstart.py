@@ -48,6 +48,9 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
             path = build_nano(_texts(config, played), config.warmstart.nano, scratch, seed=config.warmstart.seed)
         model, tokenizer = load_policy(config.model, path, _device())
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
+    if not config.log.quiet:
+        limit = f"at most {config.warmstart.seconds:.0f} s"
+        print(f"warm start: supervised training on {len(played)} demonstrations, {limit}, kept in {folder}", flush=True)
     record = train(model, rows, config.warmstart, tokenizer.pad_token_id, quiet=config.log.quiet)
     record = {"key": key, "total_seconds": time.monotonic() - started, **record, **settings_that_matter(config)}
     return _save(model, tokenizer, record, folder)
