@@ -220,7 +220,9 @@ def _answer(arguments: Sequence[str] | None) -> str:
     parser.add_argument("--row-tokens", type=int, help="the longest row you expect (default: the longest allowed)")
     parser.add_argument("--turn-tokens", type=int, default=256, help="new tokens of a row between two responses (256)")
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="tokens before a strategy (1024)")
-    parser.add_argument("--tflops", type=float, help="1e12 FLOPs/s that a rank achieves (default: timed on the GPU here)")
+    parser.add_argument(
+        "--tflops", type=float, help="1e12 FLOPs/s that a rank achieves (default: timed on the GPU here)"
+    )
     parser.add_argument("--bandwidth", type=float, default=2.0, help="1e12 bytes/s that its memory gives (2.0)")
     options = parser.parse_args(arguments)
     for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "prompt_tokens", "tflops", "bandwidth"):
