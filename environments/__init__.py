@@ -33,7 +33,13 @@ def available() -> tuple[str, ...]:
 
 def module_of(name: str) -> str:
     """The importable module of an environment: an analysis asks it for what only that environment knows."""
-    return _MODULES[name]
+    if name in _MODULES:
+        return _MODULES[name]
+    if "." in str(name):
+        return name
+    near = difflib.get_close_matches(str(name), _MODULES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
+    raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
 
 
 def make(name: str, /, **options: Any) -> TaskSet:
@@ -42,7 +48,8 @@ def make(name: str, /, **options: Any) -> TaskSet:
     Unknown name or option: ValueError that names the known ones. What such a module raises while it loads is raised here.
     """
     make_task_set = _load(name)
-    known = list(inspect.signature(make_task_set).parameters)
+    parameters = inspect.signature(make_task_set).parameters
+    known = list(parameters)
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -64,18 +71,24 @@ def make(name: str, /, **options: Any) -> TaskSet:
             fits = fits and (kind is bool or not isinstance(value, bool))
             if not fits:
                 raise ValueError(f"{name}.{key} must be {_KINDS[kind]}, got {value!r}; options are checked by type")
-    return make_task_set(**options)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [key for key, p in parameters.items() if p.default is p.empty and p.kind in named]
+    if lacking := [key for key in required if key not in options]:
+        raise ValueError(f"{name}.{lacking[0]} must be given, got none; set the option of environment {name!r}")
+    try:
+        task_set = make_task_set(**options)
+    except ValueError as error:
+        if name in _MODULES:
+            raise
+        raise ValueError(f"{name}: {error}") from error  # raised here, it counts as one in words for a user
+    if not (hasattr(task_set, "tasks") and hasattr(task_set, "create")):
+        raise ValueError(f"make_task_set of {name} must return a TaskSet, got {task_set!r:.80}; see hsg/protocol.py")
+    return task_set
 
 
 def _load(name: str) -> Any:
     """The function `make_task_set` of an environment."""
-    path = _MODULES.get(name)
-    if path is None and "." in str(name):
-        path = name
-    if path is None:
-        near = difflib.get_close_matches(str(name), _MODULES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
-        raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
+    path = module_of(name)
     rule = "environment.name must be a module with make_task_set"
     try:
         module = importlib.import_module(path)

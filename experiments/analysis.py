@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import Parser, refuse
-from experiments.curves import OWN_EVALUATIONS, read_lines
+from experiments.curves import OWN_EVALUATIONS, read_lines, read_objects
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
@@ -53,29 +52,38 @@ def judge_counts(folder: Path, oracle: Oracle) -> dict[int, Row]:
             continue
         flagged = {k for k, turn in enumerate(line["turns"]) if turn["flagged"]}
         row = counts.setdefault(iteration, dict.fromkeys(COUNTS, 0.0))
-        for name, count in zip(
-            row, (len(line["turns"]), len(flagged), len(wasted), len(flagged & wasted)), strict=True
-        ):
-            row[name] += count
+        row["judged"] += len(line["turns"])
+        row["flagged"] += len(flagged)
+        row["wasted"] += len(wasted)
+        row["hits"] += len(flagged & wasted)
     return counts
 
 
 def read_trajectories(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(iteration, line) of every trajectory that the run kept."""
     for path in sorted((folder / "trajectories").glob("iteration_*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for text in lines:
-                line = json.loads(text)
-                if line["kind"] == "trajectory":
-                    yield int(path.stem.split("_")[1]), line
+        for number, line in enumerate(read_objects(path, ("kind",)), 1):
+            if line["kind"] == "trajectory":
+                turns = line.get("turns")
+                whole = {"task_id", "strategy", "judgment"} <= line.keys() and isinstance(turns, list)
+                whole = whole and all(
+                    isinstance(t, dict) and {"action", "flagged", "reward"} <= t.keys() for t in turns or ()
+                )
+                require(whole, f"line {number} of {path}", "a trajectory as a run writes it", sorted(line))
+                yield int(path.stem.split("_")[1]), line
 
 
 def make_oracle(config: Config) -> tuple[Oracle, str, Any]:
     """An oracle for the runs of a configuration, what it is called, and the task set to close after its use."""
     import environments
 
-    module = importlib.import_module(environments.module_of(config.environment.name))
-    task_set = environments.make(config.environment.name, **config.environment.options)
+    name = config.environment.name
+    try:
+        task_set = environments.make(name, **config.environment.options)
+    except Exception as error:  # an engine that is not here takes the other parts of the report with it otherwise
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"environment.name must be one that can be made here, got {name!r}: {reason}") from error
+    module = importlib.import_module(environments.module_of(name))
     tasks = {task.id: task for task in task_set.tasks(config.environment.train_split)}
     known: Any = getattr(module, "wasted_turns", None)
     paths: dict[str, list[str] | None] = {}
@@ -90,7 +98,11 @@ def make_oracle(config: Config) -> tuple[Oracle, str, Any]:
         if name not in paths:
             paths[name] = task_set.expert_actions(tasks[name]) if name in tasks else None
         path = paths[name]
-        return None if path is None else off_path_turns(path, actions_of(line), [t["reward"] for t in line["turns"]])
+        return (
+            None
+            if path is None
+            else off_path_turns(path, actions_of(line), [t["reward"] or 0.0 for t in line["turns"]])
+        )
 
     return (wasted, "the environment's oracle", task_set) if known else (off_path, "the expert's path", task_set)
 
@@ -130,16 +142,23 @@ def analyse_judge(folder: Path, config: Config) -> tuple[dict[int, Row], str]:
 
 def analyse_metrics(folder: Path, names: Sequence[str]) -> dict[int, Row]:
     """Iteration -> these metrics. ValueError where the run has none of them."""
-    lines = read_lines(folder, "metrics.jsonl")
-    rows = {line["iteration"]: {name: line[name] for name in names if name in line} for line in lines}
+    lines = read_lines(folder, "metrics.jsonl", ("iteration",))
+    rows = {line["iteration"]: {name: line[name] for name in names if _is_number(line.get(name))} for line in lines}
     kept = {iteration: row for iteration, row in rows.items() if row}
     require(bool(kept), " or ".join(names), "among the run's metrics", f"none in {str(folder / 'metrics.jsonl')!r}")
     return kept
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
 def analyse_strategies(folder: Path) -> Table:
     """Lines of a table: score and success of the last own evaluation, and what is lost without its strategies."""
-    lines = [e for e in read_lines(folder, "eval.jsonl") if "score" in e]
+    lines = read_lines(folder, "eval.jsonl", ("label", "iteration"))
+    lines = [
+        e for e in lines if _is_number(e.get("score")) and _is_number(e.get("success"))
+    ]  # else all episodes failed
     own = [e for e in lines if e["label"] in OWN_EVALUATIONS]
     others = [e for e in lines if e["label"] in ("strategy blanked", "strategies exchanged")]
     remedy = "run it with evaluation.final=true evaluation.without_strategy=true"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from experiments.arguments import Parser, refuse
+from hsg.arguments import Parser, refuse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

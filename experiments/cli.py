@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from experiments.arguments import refuse
+from hsg.arguments import refuse
 
 
 class Command(NamedTuple):

@@ -10,17 +10,16 @@ Deliberately absent: smoothing that hides (the thin line is the data, the thick 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import refuse
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.configfile import read_yaml
 
@@ -156,14 +155,12 @@ def write_cost_curves(
     reached  one of `REACHED`. ValueError where a run has not counted its turns.
     """
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     groups = group_by_configuration(folders)
-    figure, axes = pyplot.subplots(1, len(SPENT), figsize=(20, 5), layout="constrained")
+    figure = Figure(figsize=(20, 5), layout="constrained")
+    axes = figure.subplots(1, len(SPENT))
     for place, (label, members) in enumerate(groups.items()):
         logs = [[read_lines(folder, name) for name in ("metrics.jsonl", "eval.jsonl")] for folder in members]
         for folder, (metrics, _) in zip(members, logs, strict=True):
@@ -178,7 +175,6 @@ def write_cost_curves(
     if drawn:
         axes[-1].legend(fontsize="small")
         figure.savefig(out, dpi=110)
-    pyplot.close(figure)
     return Path(out) if drawn else None
 
 
@@ -203,14 +199,30 @@ def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def read_lines(folder: str | Path, name: str) -> list[dict[str, Any]]:
-    """The objects of one .jsonl file of a run folder; none where it does not exist yet."""
+def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The objects of one .jsonl file of a run folder; none where it does not exist yet. ValueError: as `read_objects`."""
     path = Path(folder) / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return list(read_objects(path, needs)) if path.is_file() else []
+
+
+def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`."""
+    with path.open("rb") as lines:
+        for number, text in enumerate(lines, 1):
+            try:
+                found = json.loads(text)
+            except ValueError:
+                found = None
+            whole = isinstance(found, dict) and all(key in found for key in needs)
+            rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
+            remedy = "take the line out, or name a run whose files are whole"
+            require(whole, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
+            yield found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Exit status: 0 drawn, 2 bad input, or nothing to draw with."""
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--out", default="curves.png", help="the PNG to write")
     parser.add_argument(
@@ -220,33 +232,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="MEASURE",
         help="draw it against what was spent, equal runs of several seeds as one line (evaluation/success)",
     )
-    options = parser.parse_args(arguments)
-    if options.against_cost not in (None, *REACHED):
-        measure = options.against_cost
-        print(f"error: --against-cost must be one of {', '.join(REACHED)}, got {measure!r}", file=sys.stderr)
-        return 2
-    missing = [run for run in options.runs if not (Path(run) / "metrics.jsonl").is_file()]
-    if missing:
-        print(
-            f"error: runs must be run folders with metrics.jsonl, got {missing[0]!r}; train one first", file=sys.stderr
-        )
-        return 2
     try:
-        if options.against_cost is None:
+        options = parser.parse_args(arguments)
+        measure = options.against_cost
+        require(measure in (None, *REACHED), "--against-cost", f"one of {', '.join(REACHED)}", measure)
+        for run in options.runs:
+            there = (Path(run) / "metrics.jsonl").is_file()
+            require(there, "runs", "run folders with metrics.jsonl", run, "train one first")
+        rule, remedy = "installed to draw", "pip install hsg[notebooks]"
+        require(find_spec("matplotlib") is not None, "matplotlib", rule, "no such package", remedy)
+        if measure is None:
             written = write_curves(options.runs, options.out)
         else:
-            written = write_cost_curves(options.runs, options.out, options.against_cost)
+            written = write_cost_curves(options.runs, options.out, measure)
+        require(written is not None, "runs", f"folders that have measured {measure or 'an iteration'}", options.runs)
     except ValueError as error:
         return refuse(error)
-    if written is None and find_spec("matplotlib"):
-        print(f"error: runs must have measured {options.against_cost or 'an iteration'}, got none", file=sys.stderr)
-        return 2
-    if written is None:
-        print(
-            "error: matplotlib must be installed to draw, got no such package; pip install hsg[notebooks]",
-            file=sys.stderr,
-        )
-        return 2
     print(written)
     return 0
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import Parser, refuse
 from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from hsg.arguments import Parser, refuse
 from hsg.build import make_policy
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict

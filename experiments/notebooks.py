@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import Parser, refuse
+from hsg.arguments import Parser, refuse
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 900  # a cell may wait for the warm start, on a busy machine too

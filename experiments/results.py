@@ -15,16 +15,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.arguments import Parser, refuse
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
-BLOCK = re.compile(r"<!-- study (?P<name>\S+): (?P<command>.+?) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- study (?P<name>\S+): (?P<command>.+?) -->\n(?:(?!<!-- study ).)*?<!-- end -->", re.DOTALL)
 
 
 def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
     """Write what was measured into the page and its plots beside it. Returns the studies that were found, and the others."""
-    text = page.read_text(encoding="utf-8")
+    text = _read(page)
+    unclosed = text.count("<!-- study ") - len(BLOCK.findall(text))
+    require(not unclosed, "blocks of the page", "closed by <!-- end -->", f"{unclosed} in {str(page)!r} that are not")
     require(bool(BLOCK.search(text)), "the page", "with at least one block <!-- study NAME: COMMAND -->", str(page))
     found: list[str] = []
     missing: list[str] = []
@@ -36,7 +38,7 @@ def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
             missing.append(name)
             return match[0]
         found.append(name)
-        lines = [f"<!-- study {name}: {command} -->", f"`{command}`", "", table.read_text(encoding="utf-8").strip()]
+        lines = [f"<!-- study {name}: {command} -->", f"`{command}`", "", _read(table).strip()]
         if (studies / name / "plot.png").is_file():
             (page.parent / "results").mkdir(exist_ok=True)
             shutil.copy(studies / name / "plot.png", page.parent / "results" / f"{name}.png")
@@ -45,6 +47,14 @@ def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
 
     page.write_text(BLOCK.sub(block, text), encoding="utf-8")
     return found, missing
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ValueError(f"a page or a table must be a readable file, got {str(path)!r}: {reason}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

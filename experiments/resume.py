@@ -19,7 +19,8 @@ from typing import Any
 from hsg.checkpoint import newest_checkpoint, read_state
 from hsg.config import Config, RunConfig
 from hsg.configfile import load_config, to_dict
-from hsg.tracking import FINISHED, lock
+from hsg.locks import lock
+from hsg.tracking import FINISHED
 
 MAY_CHANGE = (
     "run.", "train.", "evaluation.", "checkpoint.", "log.", "distributed.", "model.gradient_checkpointing",

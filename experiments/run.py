@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.arguments import Parser
+from hsg.arguments import Parser
 
 if TYPE_CHECKING:
     from experiments.resume import Resumed
@@ -176,19 +176,18 @@ def check_writable(key: str, folder: str) -> None:
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
     from experiments.demonstrations import digest
-    from experiments.locks import locked
     from experiments.report import cached_report, print_report
     from experiments.warmstart import describe, settings_that_matter, warm_start, warning
     from hsg.configfile import to_dict
+    from hsg.locks import locked
 
     if config.model.path != "nano":
         return config.model.path
     made = None
     if distributed.is_main:
         start = digest({"environment": to_dict(config.environment), **settings_that_matter(config)})
-        with locked(
-            Path(config.warmstart.cache_dir) / f"{start}.lock"
-        ):  # of several runs one makes it, the others find it
+        # Of several runs one makes it, the others wait and find it.
+        with locked(Path(config.warmstart.cache_dir) / f"{start}.lock"):
             folder = warm_start(config, task_set)
         if config.evaluation.initial and not config.log.quiet:
             print(describe(folder))

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments import study_cell
-from experiments.arguments import Parser, refuse
-from experiments.locks import locked
 from experiments.study_cell import result_path
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, dry_run
 from experiments.study_table import write_results
 from hsg import stopping
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
+from hsg.locks import locked
 
 
 def run_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int) -> list[Cell]:
@@ -100,9 +100,8 @@ def _result(path: Path) -> dict[str, Any]:
     except ValueError:
         result = None
     whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve"} <= result.keys()
-    require(
-        whole, "a cell's result", "what this command wrote", str(path), "delete that file, and the cell is run again"
-    )
+    remedy = "delete that file, and the cell is run again"
+    require(whole, "a cell's result", "what this command wrote", str(path), remedy)
     return result
 
 

@@ -123,8 +123,10 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
         require(whole, f"samples of cell {name}", "a whole number >= 1", samples)
         try:
             plain = [f"{key}={json.dumps(value)}" for key, value in options.items()] + list(extra)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: a value that holds itself
             raise ValueError(f"options of cell {name} must be plain values, got {options!r:.200}") from None
+        own = [item for item in plain if item.split("=")[0].strip().startswith(("seed", "run."))]
+        require(not own, f"options of cell {name}", "none that the study sets itself", own[:1], "--seeds sets the seed")
         trained = load_config(CONFIGS / study.base, plain).train.iterations > 0
         for seed in seeds if trained else seeds[:1]:
             overrides = (*plain, f"seed={seed if trained else 0}")

@@ -18,8 +18,6 @@ from experiments.study_file import CONFIGS, Cell, Study
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
 
-ACCELERATE = CONFIGS.parent / "accelerate"
-
 
 def check_splits(cells: Sequence[Cell]) -> None:
     """ValueError where an environment does not have the tasks that its cells are trained on and judged by."""
@@ -59,7 +57,7 @@ def dry_run(study: Study, cells: Sequence[Cell]) -> None:
     models = {load_config(CONFIGS / cell.base, cell.overrides).model.path for cell in cells}
     print(f"# {study.title}: {len({cell.key for cell in cells})} runs; a run that is finished is not run again")
     print(
-        "# checked: options, splits, tasks, prompts; trainer, judge, encoder and critic around a stand-in model; an episode"
+        "# checked: options, splits, tasks, prompts; trainer, judge, encoder, critic around a stand-in model; an episode"
     )
     print(f"# not checked: weights and tokenizer of {', '.join(sorted(models))}, and the memory that they need")
     told: set[str] = set()

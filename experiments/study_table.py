@@ -121,13 +121,11 @@ def _shown(value: Value | None) -> str:
 def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
     """Learning curves (band: spread over seeds) against what was spent, and pass@k; None where matplotlib is missing."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(SPENT) + 1, figsize=(24, 5), layout="constrained")
+    figure = Figure(figsize=(24, 5), layout="constrained")
+    axes = figure.subplots(1, len(SPENT) + 1)
     for place, name in enumerate(study.cells):
         mine = [r for r in results if r["cell"] == name]
         draw_curves(axes[:-1], [r["curve"] for r in mine if r["curve"]], study.curve, name, place)
@@ -145,5 +143,4 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     axes[-1].legend(fontsize="small")
     figure.suptitle(study.title)
     figure.savefig(path, dpi=100)
-    pyplot.close(figure)
     return path

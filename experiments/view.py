@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from experiments.arguments import Parser, refuse
+from hsg.arguments import Parser, refuse
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 FILES = Path(__file__).resolve().parent / "viewer"

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from experiments.arguments import Parser, refuse
 from experiments.demonstrations import VERSION, Played, collect, digest, make_rows
 from experiments.report import print_report, report
 from experiments.supervised import train
+from hsg.arguments import Parser, refuse
 from hsg.chat import ChatFormat
 from hsg.config import Config
 from hsg.configfile import load_config

@@ -39,12 +39,17 @@ class Architecture:
     def from_config(cls, config: Mapping[str, Any], name: str) -> Architecture:
         """From what config.json holds. ValueError where it is that of another kind of model."""
         names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-        lacking = [key for key in names if not isinstance(config.get(key), int)]
+        lacking = [key for key in names if config.get(key) is None]
         kind = str(config.get("model_type", "unknown"))
         experts = [key for key in config if "expert" in key]
         known = not lacking and not experts
         rule = "a decoder with a gated feed-forward part (Qwen2, Qwen3, Llama, ...)"
         require(known, "model.path", rule, f"{name} ({kind})", "plan such a model by a short run of it")
+        optional = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+        for key in (*names, *(key for key in optional if config.get(key) is not None)):
+            value = config[key]
+            whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            require(whole, f"{key} of model.path", "a whole number > 0", value, f"see the config.json of {name}")
         heads = config["num_attention_heads"]
         return cls(
             num_layers=config["num_hidden_layers"],
@@ -152,7 +157,10 @@ def read_architecture(config: Config) -> Architecture:
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found = None
-    require(isinstance(found, dict), "model.path", "a model's config.json, or its folder", str(path))
-    return {**found, **(found.get("text_config") or {})}
+    rule = "a model's config.json, or its folder"
+    require(isinstance(found, dict), "model.path", rule, str(path))
+    inner = found.get("text_config") or {}
+    require(isinstance(inner, dict), "model.path", rule, str(path))
+    return {**found, **inner}

@@ -9,7 +9,8 @@
 Activations are what autograd keeps of a packed micro-batch (packing.py), counted per token and layer; each formula says
 of what.  `tests/test_plan.py` holds rollout and update to peaks measured on the CPU.  Deliberately absent: memory of the
 CUDA context and of a fragmented allocator (plan.py leaves room for both), pipeline and tensor parallelism,
-architectures other than a decoder with grouped heads and a gated feed-forward part.
+architectures other than a decoder with grouped heads and a gated feed-forward part, a judge of other weights than the
+policy's (`judge.model` as a path), the encoder, the networks of RND.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, fields
 from hsg.architecture import Architecture
 from hsg.config import Config
 from hsg.estimators import NEEDS_VALUES
+from hsg.lora_config import choose_targets
 
 FLOAT = 4  # bytes of a master weight, a gradient, a moment
 CHUNK_LOGITS = 2**24
@@ -144,15 +146,19 @@ class Footprint:
 
 
 def lora_parameters(config: Config, model: Architecture) -> int:
-    """Numbers in the adapters; 0 without."""
+    """Numbers in the adapters; 0 without. ValueError where a name in `targets` is that of no layer."""
     lora = config.model.lora
+    if not lora.rank:
+        return 0
     wide, query, key, inner = model.hidden_size, model.query_size, model.key_size, model.intermediate_size
     shapes = {
-        "q_proj": (wide, query), "k_proj": (wide, key), "v_proj": (wide, key), "o_proj": (query, wide),
-        "gate_proj": (wide, inner), "up_proj": (wide, inner), "down_proj": (inner, wide),
+        "self_attn.q_proj": (wide, query), "self_attn.k_proj": (wide, key), "self_attn.v_proj": (wide, key),
+        "self_attn.o_proj": (query, wide),
+        "mlp.gate_proj": (wide, inner), "mlp.up_proj": (wide, inner), "mlp.down_proj": (inner, wide),
     }  # fmt: skip
-    chosen = [shape for name, shape in shapes.items() if name in lora.targets or not lora.targets]
-    return lora.rank * model.num_layers * sum(a + b for a, b in chosen)
+    layers = {f"model.layers.{i}.{name}": shape for i in range(model.num_layers) for name, shape in shapes.items()}
+    chosen = choose_targets(layers, lora)
+    return lora.rank * sum(sum(layers[name]) for name in chosen)
 
 
 def footprint(
@@ -304,13 +310,17 @@ class Work:
     decode_bytes: float
 
     def seconds(self, tflops: float, bandwidth: float) -> tuple[float, float]:
-        """(rollout, update) at `tflops` 1e12 FLOPs/s and `bandwidth` 1e12 bytes/s: below what any run will need."""
+        """(rollout, update) at `tflops` 1e12 FLOPs/s and `bandwidth` 1e12 bytes/s; rows of that length need more."""
         rollout = max(self.rollout_flops / tflops, self.decode_bytes / bandwidth) / 1e12
         return rollout, self.update_flops / tflops / 1e12
 
 
 def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths | None = None) -> Work:
-    """2 FLOPs a weight and token forward, twice that again backward (once, where the weights are frozen)."""
+    """2 FLOPs a weight and token forward, twice that again backward (once, where the weights are frozen).
+
+    Responses are taken to be as long as they may be. What a weight costs is counted where it is multiplied: of an
+    embedding that is not the head a token reads one row.
+    """
     rows = rows_of(config, model, setting.gpus, lengths or Lengths())
     body, head = 2 * model.num_layers * model.layer_matrices, 2 * model.head
     positions = rows.trajectories * rows.length
@@ -327,9 +337,10 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
         judged = rows.trajectories * config.judge.max_tokens
         positions, sampled = positions + judged, sampled + judged
         extra += rows.waves * streams * config.judge.max_tokens
-    read = 8 if setting.half and not setting.sharded else setting.compute
+    weights = model.num_layers * model.layer + model.head
+    read = weights * (8 if setting.half and not setting.sharded else setting.compute)
     held = rows.at_once / streams * rows.length / 2 * cache_bytes(model, setting)
-    decode = (steps + extra) * read * model.parameters + steps * held
+    decode = (steps + extra) * read + steps * held
 
     trained, scored = rows.trajectories * rows.length, rows.trajectories * per_row
     again = 1 if config.model.gradient_checkpointing else 0
@@ -339,8 +350,12 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     mode = config.rollout.logprobs
     scorings = int(mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1)))
     scorings += config.loss.kl_coef > 0  # the reference's
-    passes = scorings + config.update.epochs * (again + (2 if config.model.lora.rank else 3))
+    forward_backward = 2 if config.model.lora.rank else 3
+    passes = scorings + config.update.epochs * (forward_backward + again)
     if config.advantage.estimator in NEEDS_VALUES:
         passes += 1 + config.critic.epochs * (3 + again)
-    update = body * trained * passes + head * scored * (scorings + 4 * config.update.epochs)  # chunks are made twice
+    # More logits than are kept for the backward pass are made twice.
+    twice = int(microbatch_tokens(config, rows) * model.vocabulary > CHUNK_LOGITS)
+    head_passes = scorings + config.update.epochs * (forward_backward + twice)
+    update = body * trained * passes + head * scored * head_passes
     return Work(float(body * positions + head * sampled), float(update), float(decode))

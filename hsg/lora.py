@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hsg.checks import require
-from hsg.lora_config import LoraConfig
+from hsg.lora_config import LoraConfig, choose_targets
 
 _NAME = "default"
 
@@ -34,17 +34,17 @@ def check_peft(options: LoraConfig) -> None:
 def add_adapters(model: Any, options: LoraConfig, seed: int) -> None:
     """Put adapters into a model, in place; from then on they alone are trained. Equal seeds give equal adapters.
 
-    ValueError where a name in `targets` is that of no layer.
+    ValueError where a name in `targets` is that of no linear layer, or of the head.
     """
     check_peft(options)
     from peft import LoraConfig as Options
     from peft import inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
-    chosen: Any = list(options.targets) or "all-linear"  # peft leaves the head out
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    chosen = choose_targets(linear, options)
     asked = Options(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=chosen)
-    ends = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    unknown = [name for name in options.targets if name.rsplit(".", 1)[-1] not in ends]
-    require(not unknown, "model.lora.targets", "names of the model's linear layers", unknown)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(asked, model)

@@ -5,6 +5,7 @@ Deliberately absent: dropout (the first ratio of an update must be 1), adapters 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hsg.checks import require
@@ -23,3 +24,20 @@ class LoraConfig:
         require(self.alpha > 0, "model.lora.alpha", "> 0", self.alpha)
         plain = all(self.targets) and len(set(self.targets)) == len(self.targets)
         require(plain, "model.lora.targets", "names of layers, each once", list(self.targets))
+
+
+def choose_targets(layers: Iterable[str], options: LoraConfig) -> list[str]:
+    """Those of the linear layers' full names that get an adapter: the ones that end in a target's name.
+
+    ValueError where a target is that of no layer, for that one would silently not be trained.
+    """
+
+    def named(layer: str, target: str) -> bool:
+        return f".{layer}".endswith(f".{target}")
+
+    listed = list(layers)
+    unknown = [target for target in options.targets if not any(named(layer, target) for layer in listed)]
+    known = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in listed))
+    rule = "names of the model's linear layers"
+    require(not unknown, "model.lora.targets", rule, unknown, f"it has {known}; none is named: all of them")
+    return [layer for layer in listed if not options.targets or any(named(layer, t) for t in options.targets)]

@@ -9,13 +9,13 @@ Deliberately absent: what was measured on GPUs (nothing was), time of environmen
 
 from __future__ import annotations
 
-import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from hsg.architecture import Architecture, read_architecture
+from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
@@ -164,20 +164,17 @@ def show(plan: Plan, tflops: float | None, bandwidth: float, told: str) -> str:
         return "\n".join([*lines, f"no time of an iteration: {told}"])
     rollout, update = plan.work.seconds(tflops, bandwidth)
     lines.append(
-        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long "
-        f"({told}; environments, Python and links come on top)"
+        f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long and "
+        f"responses at their limit ({told}; environments, Python and links come on top)"
     )
     return "\n".join(lines)
 
 
 def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 600
-        else f"{seconds / 60:.0f} min"
-        if seconds < 36000
-        else f"{seconds / 3600:.0f} h"
-    )
+    for limit, unit, name in ((600, 1, "s"), (36000, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.0f} h"
 
 
 def markdown(plan: Plan) -> str:
@@ -191,23 +188,17 @@ def markdown(plan: Plan) -> str:
     return f"| {plan.setting.gpus} | {numbers} | {fits} | {batch} | {cache} |"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see --help")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, also where nothing fits; 2 bad input."""
     try:
         print(_answer(arguments))
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return refuse(error)
     return 0
 
 
 def _answer(arguments: Sequence[str] | None) -> str:
-    parser = _Parser(
+    parser = Parser(
         description="Memory and time of a configuration on GPUs, before anything is loaded.",
         epilog="example: hsg plan --config experiments/configs/sciworld_qwen2.5-7b.yaml --gpus 8 --gpu-memory 80",
     )
@@ -227,7 +218,8 @@ def _answer(arguments: Sequence[str] | None) -> str:
     options = parser.parse_args(arguments)
     for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "prompt_tokens", "tflops", "bandwidth"):
         value = getattr(options, name)
-        require(value is None or value > 0, f"--{name.replace('_', '-')}", "> 0", value)
+        possible = value is None or 0 < value < math.inf
+        require(possible, f"--{name.replace('_', '-')}", "> 0 and finite" if value == math.inf else "> 0", value)
     require(min(options.gpus) > 0, "--gpus", "> 0", min(options.gpus))
     require(0 <= options.reserve < 1, "--reserve", "in [0, 1)", options.reserve)
     config = load_config(options.config, options.set)

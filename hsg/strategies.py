@@ -54,10 +54,9 @@ def propose(
             f"the strategy prompt must leave room in the context of {policy.context_limit} tokens, "
             f"got one of {max(map(len, asked))} tokens; use a model with a longer context"
         )
+    # Tasks whose candidates the cache holds together; the others come after them.
     longest = max(len(ids) + room for ids, room in zip(asked, rooms, strict=True))
-    fitting = max(
-        1, config.rollout.max_cache_tokens // (num_candidates * longest)
-    )  # tasks whose candidates go together
+    fitting = max(1, config.rollout.max_cache_tokens // (num_candidates * longest))
     if len(asked) > fitting:
         parts = [slice(begin, begin + fitting) for begin in range(0, len(asked), fitting)]
         given: dict[str, Any] = {"num_candidates": num_candidates, "temperature": temperature, "cost": cost}

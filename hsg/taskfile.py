@@ -31,9 +31,10 @@ def write_task_file(path: str | Path, ids: Iterable[str], note: str) -> None:
 def read_task_file(path: str | Path) -> list[str]:
     """The ids of a task file, each once, in its order. ValueError where it cannot be read or holds none."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()  # editors of Windows begin it with a mark
+    except (OSError, ValueError) as error:
+        other = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)  # a name no file can have
+        reason = getattr(error, "strerror", None) or other
         raise ValueError(f"tasks.file must be a readable file, got {str(path)!r}: {reason}") from None
     ids = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not ids:

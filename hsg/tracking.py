@@ -13,7 +13,6 @@ run.  Undefined numbers (NaN, infinity) are left out of metrics and written as n
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -21,10 +20,11 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hsg.config import Config
 from hsg.configfile import dump_config, to_dict
+from hsg.locks import lock
 
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Line breaks that JSON lets stand in a text, where readers that use `str.splitlines` would cut the object in two."""
@@ -157,51 +157,6 @@ class RunFolder:
             self._wandb.finish()
         except Exception as error:
             self._give_up_wandb(error)
-
-
-class Lock:
-    """A folder held by this process; death lets go of it too. A process may hold one folder any number of times."""
-
-    _held: ClassVar[dict[tuple[int, int], list[int]]] = {}  # folder (device, inode) -> handle, how often
-
-    def __init__(self, folder: Path) -> None:
-        handle = os.open(folder, os.O_RDONLY)  # closed in programs that this one starts
-        status = os.fstat(handle)
-        self._key = status.st_dev, status.st_ino
-        if self._key in self._held:
-            os.close(handle)
-        else:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(handle)
-                raise
-            except OSError:  # a file system without locks: nothing is refused there
-                pass
-            self._held[self._key] = [handle, 0]
-        self._held[self._key][1] += 1
-        self._open = True
-
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        held = self._held[self._key]
-        held[1] -= 1
-        if not held[1]:
-            os.close(held[0])
-            del self._held[self._key]
-
-
-def lock(folder: Path) -> Lock:
-    """Hold a run folder. ValueError in one line where another process does."""
-    try:
-        return Lock(folder)
-    except BlockingIOError:
-        raise ValueError(
-            f"run.name must be that of a run that no other process is training, got {str(folder)!r}, which one is; wait "
-            "for it, stop it, or choose another name"
-        ) from None
 
 
 def _to_json(record: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.pyplot"]
+    ["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.figure"]
 )
 
 POINTS = {

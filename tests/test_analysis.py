@@ -170,3 +170,43 @@ def test_what_cannot_be_computed_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert "RUN must be a run folder with config.yaml" in capsys.readouterr().err
     assert main([str(flat), "--only", "nothing"]) == 2
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+WHOLE = line("x", "s", turn("a"))
+NULL = '{"label": "after training", "iteration": 1, "score": null, "success": null}\n'
+
+
+@pytest.mark.parametrize(("file", "text", "said"), [
+    ("trajectories/iteration_000000.jsonl", json.dumps(WHOLE) + "\n" + json.dumps(WHOLE)[:30], "line 2 of "),
+    ("trajectories/iteration_000000.jsonl", "[]\n", "line 1 of "),
+    ("trajectories/iteration_000000.jsonl", "{}\n", "an object as a run writes it with kind"),
+    ("trajectories/iteration_000000.jsonl", '{"kind": "trajectory"}\n', "a trajectory as a run writes it"),
+    ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "turns": None}), "a trajectory as a run writes it"),
+    ("metrics.jsonl", '{"advantage/dead_groups": 1}\n', "an object as a run writes it with iteration"),
+    ("metrics.jsonl", '{"iteration": 0, "advantage/dead_groups": null}\n', "among the run's metrics"),
+    ("eval.jsonl", '{"score": 1}\n', "an object as a run writes it with label, iteration"),
+    ("eval.jsonl", NULL + NULL.replace("after training", "strategy blanked"), "evaluations must"),
+])  # fmt: skip
+def test_files_that_no_run_wrote_are_named(
+    file: str, text: str, said: str, toy_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the report, where the other parts are still computed; asked for by name, it is bad input."""
+    (toy_run / file).write_text(text)
+    part = {"t": "judge", "m": "dead", "e": "strategies"}[file[0]]
+    assert main([str(toy_run)]) == 0
+    told = [told for told in capsys.readouterr().out.splitlines() if told.startswith(f"{part}: not computed: ")]
+    assert len(told) == 1
+    assert said in told[0]
+    assert main([str(toy_run), "--only", part]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_environment_that_is_not_here_leaves_the_other_parts(
+    toy_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = toy_run / "config.yaml"
+    config.write_text(config.read_text().replace("name: toy", "name: somelab.gone", 1))
+    assert main([str(toy_run)]) == 0
+    out = capsys.readouterr().out
+    assert "judge: not computed: environment.name must be one that can be made here, got 'somelab.gone'" in out
+    assert "Share of groups" in out

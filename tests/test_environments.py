@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import environments
+from experiments.run import _is_ours
 from hsg.protocol import Task
 
 MODULE = """
@@ -42,6 +43,8 @@ def lab(tmp_path, monkeypatch):
 def test_module_elsewhere_is_made_with_its_options(lab):
     assert environments.make("somelab.mine").tasks("train") == [Task("a", "train")]
     assert environments.make("somelab.mine", word="b").tasks("train") == [Task("b", "train")]
+    assert environments.module_of("somelab.mine") == "somelab.mine"  # an analysis of its runs asks
+    assert environments.module_of("toy") == "environments.toy"
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -72,3 +75,22 @@ def test_fault_further_in_keeps_its_traceback(lab):
 def test_name_without_a_dot_is_one_of_ours(lab):
     with pytest.raises(ValueError, match="did you mean 'toy'"):
         environments.make("toi")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("def make_task_set():\n  raise ValueError('size must be > 0, got 0')", "somelab.odd: size must be > 0, got 0"),
+    ("def make_task_set():\n  return None", "make_task_set of somelab.odd must return a TaskSet, got None"),
+    ("def make_task_set(size: int):\n  return None", "somelab.odd.size must be given"),
+    ("def make_task_set(*, size: int):\n  return None", "somelab.odd.size must be given"),
+])  # fmt: skip
+def test_a_module_that_refuses_or_makes_nothing_is_one_line(lab, text, said):
+    """As run.py tells a user's fault from a bug: raised by this project, not by a stranger's module."""
+    (lab / "odd.py").write_text(text)
+    with pytest.raises(ValueError, match=said) as refused:
+        environments.make("somelab.odd")
+    assert _is_ours(refused.value)
+
+
+def test_module_of_is_the_module_itself_elsewhere():
+    assert environments.module_of("toy") == "environments.toy"
+    assert environments.module_of("somelab.mine") == "somelab.mine"

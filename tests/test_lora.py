@@ -71,10 +71,27 @@ def test_only_the_layers_that_are_named() -> None:
     add_adapters(every, LoraConfig(**LORA), seed=7)
     names = {name.split(".")[-4] for name, p in every.named_parameters() if p.requires_grad}
     assert names == {f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")}
-    with pytest.raises(
-        ValueError, match=r"model.lora.targets must be names of the model's linear layers, got \['no_proj'\]"
-    ):
-        add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=("q_proj", "no_proj")), seed=0)
+    for wrong in ("no_proj", "lm_head", "embed_tokens", "self_attn"):
+        with pytest.raises(ValueError, match=rf"model.lora.targets must be some of .*q_proj.*, got \['{wrong}'\]"):
+            add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=("q_proj", wrong)), seed=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["lm_head", "embed_tokens", "layers", "mlp", "input_layernorm", "proj", "layers.9.self_attn.q_proj"]
+)
+def test_a_name_that_is_of_no_linear_layer_is_refused(wrong: str) -> None:
+    """Alone or beside a good one: peft would say so at length, or train without it and say nothing."""
+    for targets in ((wrong,), ("q_proj", wrong)):
+        with pytest.raises(ValueError, match=f"^model.lora.targets must be names of .* got \\['{wrong}'\\]"):
+            add_adapters(tiny_model("qwen2"), LoraConfig(**LORA, targets=targets), seed=0)
+
+
+def test_a_layer_by_its_whole_name() -> None:
+    model = tiny_model("qwen2")
+    add_adapters(model, LoraConfig(**LORA, targets=("layers.0.self_attn.q_proj",)), seed=0)
+    assert [n.split(".lora_")[0] for n, p in model.named_parameters() if p.requires_grad] == [
+        "model.layers.0.self_attn.q_proj"
+    ] * 2
 
 
 def test_without_peft_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,8 +144,14 @@ def test_work_by_hand() -> None:
     matrices = 3 * SMALL.layer_matrices
     done = work(SMALL, config, ONE)
     assert done.rollout_flops == 2 * matrices * 2 * 32 + 2 * 800 * 2 * 10
-    assert done.update_flops == 3 * 2 * matrices * 2 * 32 + 4 * 2 * 800 * 2 * 10
-    assert done.decode_bytes == 10 * (4 * SMALL.parameters + 2 * 16 * cache_bytes(SMALL, ONE))
+    assert done.update_flops == 3 * 2 * matrices * 2 * 32 + 3 * 2 * 800 * 2 * 10
+    assert done.decode_bytes == 10 * (4 * (3 * LAYER + 800) + 2 * 16 * cache_bytes(SMALL, ONE))
+    # An embedding that is not the head is not read; 2^24 logits and more are made twice; frozen weights cost one pass less.
+    assert work(replace(SMALL, tied=False), config, ONE).decode_bytes == done.decode_bytes
+    many = replace(SMALL, vocabulary=2**14)
+    assert work(many, config, ONE).update_flops == 3 * 2 * matrices * 2 * 32 + 4 * 2 * 8 * 2**14 * 2 * 10
+    lora = replace(config, model=replace(config.model, lora=LoraConfig(rank=2)))
+    assert work(SMALL, lora, ONE).update_flops == 2 * (done.update_flops // 3)
     again = work(SMALL, replace(config, model=replace(config.model, gradient_checkpointing=True)), ONE)
     assert again.update_flops - done.update_flops == 2 * matrices * 2 * 32
     assert done.seconds(1e-12, 1e9) == (done.rollout_flops, done.update_flops)
@@ -154,15 +160,19 @@ def test_work_by_hand() -> None:
 
 def test_largest_that_fits() -> None:
     assert [largest(limit.__ge__, 1000) for limit in (0, 1, 7, 1000, 5000)] == [None, 1, 7, 1000, 1000]
-    config, setting = make_config({"rollout": {"max_tokens": 8}}), Setting(1, 1, half=True)
-    plan = make_plan(SMALL, config, setting, 4e6, Lengths(turn=4))
-    assert plan.microbatch is not None
-    assert plan.cache_tokens is not None
-    for key, found, phase in (("update.microbatch_tokens", plan.microbatch, "update"),):
-        section, name = key.split(".")
-        for tokens, fits in ((found, True), (found + 1, False)):
-            size = footprint(SMALL, make_config({"rollout": {"max_tokens": 8}, section: {name: tokens}}), setting)
-            assert (getattr(size, phase) <= 4e6) == fits
+    setting, lengths = Setting(1, 1, half=True), Lengths(turn=4)
+
+    def planned(memory: float, **options: Any) -> Any:
+        """The plan with these options beside max_tokens."""
+        rollout = {"max_tokens": 8, **options.pop("rollout", {})}
+        return make_plan(SMALL, make_config({"rollout": rollout, **options}), setting, memory, lengths)
+
+    found = planned(4e6).microbatch
+    for tokens, fits in ((found, True), (found + 1, False)):
+        assert (planned(4e6, update={"microbatch_tokens": tokens}).bytes.update <= 4e6) == fits
+    found = planned(4e5).cache_tokens
+    for tokens, fits in ((found, True), (found + 1, False)):
+        assert (planned(4e5, rollout={"max_cache_tokens": tokens}).bytes.rollout <= 4e5) == fits
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,3 +347,51 @@ def test_rollout_peaks_within_15_percent(half: bool, num_rows: int) -> None:
     expected = planned.rollout - planned.held
     print(f"measured {peak / 1e6:.2f} MB, planned {expected / 1e6:.2f} MB: {expected / peak:.3f}")
     assert expected == pytest.approx(peak, rel=0.15)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('{"text_config": 3}', "model.path must be a model's config.json"),
+    ("[" * 100_000, "model.path must be a model's config.json"),
+    ({"num_attention_heads": 0}, "num_attention_heads of model.path must be a whole number > 0, got 0"),
+    ({"hidden_size": -1}, "hidden_size of model.path must be a whole number > 0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers of model.path must be a whole number > 0"),
+    ({"num_key_value_heads": "x"}, "num_key_value_heads of model.path must be a whole number > 0"),
+    ({"head_dim": 1.5}, "head_dim of model.path must be a whole number > 0"),
+    ({"max_position_embeddings": -1}, "max_position_embeddings of model.path must be a whole number > 0"),
+])  # fmt: skip
+def test_odd_sizes_are_one_line(
+    text: str | dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
+        "num_attention_heads": 4, "vocab_size": 100,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(text if isinstance(text, str) else json.dumps({**plain, **text}))
+    assert main(["--tflops", "1", "--set", f"model.path={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_are_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("--tflops", "--bandwidth", "--gpu-memory"):
+        assert main(["--tflops", "1", name, "inf"]) == 2
+        assert f"error: {name} must be > 0 and finite, got inf" in capsys.readouterr().err
+
+
+def test_adapters_of_no_layer_are_refused_and_of_one_layer_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be planned as a run that trains all weights."""
+    rank = ["--tflops", "1", "--set", "model.lora.rank=4", "--set"]
+    for wrong in ("no_proj", "lm_head", "layers.99.self_attn.q_proj"):
+        assert main([*rank, f"model.lora.targets=[q_proj,{wrong}]"]) == 2
+        assert (
+            f"model.lora.targets must be names of the model's linear layers, got ['{wrong}']" in capsys.readouterr().err
+        )
+
+    def count(*targets: str) -> int:
+        config = make_config({"model": {"lora": {"rank": 4, "targets": list(targets)}}})
+        return lora_parameters(config, read_architecture(config))
+
+    nano = read_architecture(make_config({}))
+    assert count("q_proj") == 4 * nano.num_layers * (nano.hidden_size + nano.query_size)
+    assert count("layers.0.self_attn.q_proj") == 4 * (nano.hidden_size + nano.query_size)

@@ -62,3 +62,21 @@ def test_a_page_without_blocks_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert main(["--page", str(tmp_path / "page.md")]) == 2
     assert "the page must be with at least one block" in capsys.readouterr().err
     assert main(["--page", str(tmp_path / "none.md")]) == 2
+
+
+def test_a_block_that_is_not_closed_takes_no_other_one_with_it(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    text = "<!-- study a: make a -->\nx\n<!-- study b: make b -->\ny\n<!-- end -->\n"
+    page.write_text(text)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "table.md").write_text("| measured |\n")
+    assert main(["--page", str(page), "--studies", str(tmp_path)]) == 2
+    assert "blocks of the page must be closed by <!-- end -->" in capsys.readouterr().err
+    assert page.read_text() == text
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_bytes(b"\xff<!-- study a: make a -->\nx\n<!-- end -->\n")
+    assert main(["--page", str(page)]) == 2
+    assert f"got {str(page)!r}: not UTF-8 text" in capsys.readouterr().err

@@ -285,7 +285,7 @@ def test_lines_that_are_lost_are_named(
 HOLD = """
 import sys
 from pathlib import Path
-from hsg.tracking import lock
+from hsg.locks import lock
 held = lock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -18,7 +18,6 @@ import pytest
 from experiments import study as studies
 from experiments import study_file
 from experiments.curves import learning_curve
-from experiments.locks import locked
 from experiments.study import environment_of_cells, main, run_study
 from experiments.study_cell import result_path, summarise_metrics
 from experiments.study_file import Cell, Study, make_cells, read_study
@@ -246,17 +245,21 @@ def test_studies_share_finished_cells(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_cell_that_another_study_runs_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is started by nobody else while its lock is held, and not at all once its result is there."""
+    """While its lock is held nobody else starts it, and once its result is there nobody does at all."""
     cell = make_cells(STUDY, [0])[0]
-    monkeypatch.setattr(studies.subprocess, "Popen", None)
-    with locked(tmp_path / "cells" / f"{cell.key}.log"):
-        waiting = threading.Thread(target=run_study, args=(STUDY, [cell], tmp_path, 1))
+    started: list[Any] = []
+    failed: list[list[Cell]] = []
+    asked = threading.Event()
+    lock = studies.locked
+    monkeypatch.setattr(studies, "_start_cell", lambda *given: started.append(given))
+    monkeypatch.setattr(studies, "locked", lambda path: (asked.set(), lock(path))[1])
+    with lock(tmp_path / "cells" / f"{cell.key}.log"):
+        waiting = threading.Thread(target=lambda: failed.append(run_study(STUDY, [cell], tmp_path, 1)))
         waiting.start()
-        waiting.join(0.2)
-        assert waiting.is_alive()
+        assert asked.wait(60)
         result_path(tmp_path, cell).write_text("{}")
     waiting.join()
-    assert run_study(STUDY, [cell], tmp_path, 1) == []
+    assert (started, failed) == ([], [[]])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -402,3 +405,10 @@ def test_a_cell_that_cannot_be_built_is_named() -> None:
     wrong = replace(STUDY, cells={"wrong": {"prompts.templates": {"strategy": "{nothing}"}}})
     with pytest.raises(ValueError, match="cell wrong: "):
         dry_run(wrong, make_cells(wrong, [0]))
+
+
+@pytest.mark.parametrize("option", ["seed=4", "run.name=x"])
+def test_what_a_study_sets_itself_is_refused(option: str, capsys: Any) -> None:
+    """It would be overridden, and nobody told."""
+    assert main(["experiments/studies/ablate-delta.yaml", "--set", option, "--dry-run"]) == 2
+    assert "must be none that the study sets itself" in capsys.readouterr().err

@@ -44,3 +44,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="a task id in a task file must be one line"):
             write_task_file(path, [bad], "x")
     assert read_task_file(path) == ["gtrain1", "gdev1"]  # what was there stays
+
+
+def test_a_mark_at_the_beginning_is_no_part_of_an_id(tmp_path):
+    path = tmp_path / "tasks.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert read_task_file(path) == ["a", "b"]
+
+
+def test_a_name_that_no_file_can_have(tmp_path):
+    with pytest.raises(ValueError, match=r"^tasks.file must be a readable file, got .*null byte"):
+        read_task_file("a\0b")

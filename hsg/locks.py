@@ -1,0 +1,72 @@
+"""One process at a time: locks of the kernel, which a process loses when it ends, however it ends.
+
+    locked   a file; whoever comes second waits                    a warm start, a cell that several studies share
+    Lock     a folder; whoever comes second is told                a run folder
+
+A program that is started inherits the file of `locked`, and holds it on; the folder of `Lock` it does not.
+Deliberately absent: file systems without locks (there nobody waits, and nobody is told), waiting for a limited time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, ClassVar
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[IO[str]]:
+    """The file, opened to append, and nobody else's as long as it is open here or in a process that inherited it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+class Lock:
+    """A folder held by this process; death lets go of it too. A process may hold one folder any number of times."""
+
+    _held: ClassVar[dict[tuple[int, int], list[int]]] = {}  # folder (device, inode) -> handle, how often
+
+    def __init__(self, folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY)  # closed in programs that this one starts
+        status = os.fstat(handle)
+        self._key = status.st_dev, status.st_ino
+        if self._key in self._held:
+            os.close(handle)
+        else:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                raise
+            except OSError:  # a file system without locks
+                pass
+            self._held[self._key] = [handle, 0]
+        self._held[self._key][1] += 1
+        self._open = True
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        held = self._held[self._key]
+        held[1] -= 1
+        if not held[1]:
+            os.close(held[0])
+            del self._held[self._key]
+
+
+def lock(folder: Path) -> Lock:
+    """Hold a run folder. ValueError in one line where another process does."""
+    try:
+        return Lock(folder)
+    except BlockingIOError:
+        raise ValueError(
+            f"run.name must be that of a run that no other process is training, got {str(folder)!r}, which one is; wait "
+            "for it, stop it, or choose another name"
+        ) from None
