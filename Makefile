@@ -60,6 +60,7 @@ $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 
 	    echo "setup 5/5: ALFWorld is left out: it needs a C++ compiler and cmake; with them, rm $(STAMP) and make setup"; \
 	fi
 	@printf '%s\n' "$(CURDIR)" > $(STAMP)
+	@echo "setup done: $(BIN)/hsg is the command, make lists the targets"
 
 run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
 	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, alfworld, webshop, toy, got $(ENV)" >&2; exit 2)

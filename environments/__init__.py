@@ -96,7 +96,8 @@ def _load(name: str) -> Any:
         # A module that is missing further in is a fault of that code, and its traceback says where.
         if isinstance(error, ModuleNotFoundError) and not f"{path}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"{rule}, got {name!r}: {error}; put its folder into PYTHONPATH") from None
+        remedy = "put the folder it is found from into PYTHONPATH (PYTHONPATH=. for here)"
+        raise ValueError(f"{rule}, got {name!r}: {error}; {remedy}") from None
     if not callable(getattr(module, "make_task_set", None)):
         raise ValueError(f"{rule}, got {name!r}, which has none; write make_task_set(**options) -> TaskSet there")
     return module.make_task_set

@@ -163,8 +163,9 @@ def analyse_strategies(folder: Path) -> Table:
     others = [e for e in lines if e["label"] in ("strategy blanked", "strategies exchanged")]
     remedy = "run it with evaluation.final=true evaluation.without_strategy=true"
     at_end = bool(own) and bool(others) and own[-1]["iteration"] == others[-1]["iteration"]
+    found = ", ".join(sorted({e["label"] for e in lines})) or "none"
     require(at_end, "evaluations", "with own, blanked and exchanged strategies after training",
-            f"{sorted({e['label'] for e in lines})} in {str(folder / 'eval.jsonl')!r}", remedy)  # fmt: skip
+            f"{found} in {str(folder / 'eval.jsonl')!r}", remedy)  # fmt: skip
     table = [["", "score", "success", "score lost", "success lost"]]
     for e in (own[-1], *others):
         lost = [] if e is own[-1] else [f"{own[-1][name] - e[name]:+.3f}" for name in ("score", "success")]

@@ -77,8 +77,8 @@ class Row:
 
 
 def progress(total: int, label: str, quiet: bool) -> Any:
-    """A bar for what takes longer than two seconds."""
-    return tqdm(total=total, desc=label, delay=2, mininterval=0.5, disable=quiet, leave=False)
+    """A bar for what takes longer than two seconds, where standard error is a terminal."""
+    return tqdm(total=total, desc=label, delay=2, mininterval=0.5, disable=True if quiet else None, leave=False)
 
 
 def digest(value: Any) -> str:

@@ -35,7 +35,9 @@ def execute(path: Path, *, cwd: Path | None = None) -> Any:
 
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(cwd or path.parent)}}
-    NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=resources).execute()
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=resources)
+    client.extra_arguments = ["--IPKernelApp.log_level=ERROR"]  # else each kernel warns of its local TCP port
+    client.execute()
     return notebook
 
 

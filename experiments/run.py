@@ -177,7 +177,7 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
     from experiments.demonstrations import digest
     from experiments.report import cached_report, print_report
-    from experiments.warmstart import describe, settings_that_matter, warm_start
+    from experiments.warmstart import describe, settings_that_matter, warm_start, warning
     from hsg.configfile import to_dict
     from hsg.locks import locked
 
@@ -192,6 +192,8 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
         if config.evaluation.initial and not config.log.quiet:
             print(describe(folder))
             print_report(cached_report(config, task_set, folder))
+        if doubt := warning(folder):
+            print(doubt, file=sys.stderr)
         made = str(folder)
     return str(distributed.from_main(made))
 

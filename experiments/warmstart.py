@@ -48,6 +48,9 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
             path = build_nano(_texts(config, played), config.warmstart.nano, scratch, seed=config.warmstart.seed)
         model, tokenizer = load_policy(config.model, path, _device())
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
+    if not config.log.quiet:
+        limit = f"at most {config.warmstart.seconds:.0f} s"
+        print(f"warm start: supervised training on {len(played)} demonstrations, {limit}, kept in {folder}", flush=True)
     record = train(model, rows, config.warmstart, tokenizer.pad_token_id, quiet=config.log.quiet)
     record = {"key": key, "total_seconds": time.monotonic() - started, **record, **settings_that_matter(config)}
     return _save(model, tokenizer, record, folder)
@@ -60,6 +63,17 @@ def describe(folder: Path) -> str:
     return (
         f"warm start: {record['optimizer_steps']} steps, {record['epochs']:.1f} epochs, {record['seconds']:.0f} s, validation "
         f"loss {first:.3f} -> {record['validation_loss']:.3f}, ended by {record['ended_by']} ({folder})"
+    )
+
+
+def warning(folder: Path) -> str | None:
+    """One line where the clock ended the training before it had seen its data once: what follows would be wasted."""
+    record = json.loads((folder / "warmstart.json").read_text(encoding="utf-8"))
+    if record["ended_by"] != "warmstart.seconds" or record["epochs"] >= 1:
+        return None
+    return (
+        f"warning: the warm start had time for {record['epochs']:.1f} of a pass over its demonstrations, so this model can "
+        f"hardly play and its runs learn little; stop, delete {folder}, and raise warmstart.seconds or quiet the machine"
     )
 
 

@@ -144,8 +144,8 @@ def _capped(number: int, limit: int) -> str:
     return "any" if number == limit else f"{number:,}"
 
 
-def show(plan: Plan, tflops: float, bandwidth: float, told: str) -> str:
-    """The whole answer as text."""
+def show(plan: Plan, tflops: float | None, bandwidth: float, told: str) -> str:
+    """The whole answer as text; without a rate, `told` says why there is no time in it."""
     setting, rows = plan.setting, plan.rows
     spread = f"sharded over {setting.shards}" if setting.sharded else "whole on each"
     dtype = "bfloat16" if setting.half else "float32"
@@ -159,8 +159,10 @@ def show(plan: Plan, tflops: float, bandwidth: float, told: str) -> str:
     for name, amount, meaning in entries:
         lines += [""] if name == "held" else []
         lines.append(f"  {name:<12}{amount:>{width}}   {meaning}")
-    rollout, update = plan.work.seconds(tflops, bandwidth)
     lines += ["", *advice(plan), ""]
+    if tflops is None:
+        return "\n".join([*lines, f"no time of an iteration: {told}"])
+    rollout, update = plan.work.seconds(tflops, bandwidth)
     lines.append(
         f"an iteration takes at least {_time(rollout)} of rollout and {_time(update)} of update with rows that long and "
         f"responses at their limit ({told}; environments, Python and links come on top)"
@@ -209,7 +211,9 @@ def _answer(arguments: Sequence[str] | None) -> str:
     parser.add_argument("--row-tokens", type=int, help="the longest row you expect (default: the longest allowed)")
     parser.add_argument("--turn-tokens", type=int, default=256, help="new tokens of a row between two responses (256)")
     parser.add_argument("--prompt-tokens", type=int, default=1024, help="tokens before a strategy (1024)")
-    parser.add_argument("--tflops", type=float, help="1e12 FLOPs/s that a rank achieves (default: measured here)")
+    parser.add_argument(
+        "--tflops", type=float, help="1e12 FLOPs/s that a rank achieves (default: timed on the GPU here)"
+    )
     parser.add_argument("--bandwidth", type=float, default=2.0, help="1e12 bytes/s that its memory gives (2.0)")
     options = parser.parse_args(arguments)
     for name in ("gpus_per_host", "gpu_memory", "row_tokens", "turn_tokens", "prompt_tokens", "tflops", "bandwidth"):
@@ -229,8 +233,8 @@ def _answer(arguments: Sequence[str] | None) -> str:
     return show(plans[0], *_rates(options.tflops, options.bandwidth, plans[0].setting))
 
 
-def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[float, float, str]:
-    """(TFLOP/s, TB/s, both in words)."""
+def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[float | None, float, str]:
+    """(TFLOP/s, TB/s, both in words); no TFLOP/s where none are given and there is no GPU whose rate could be taken."""
     where = "as given"
     if tflops is None:
         import torch
@@ -238,10 +242,10 @@ def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[fl
         from hsg.distributed import has_accelerator
         from hsg.speed import matmul_rate
 
-        device = torch.device("cuda" if has_accelerator() and torch.cuda.is_available() else "cpu")
-        half = setting.half and device.type == "cuda"  # a CPU's own speed is that of float32
-        tflops = matmul_rate(device, torch.bfloat16 if half else torch.float32) / 1e12
-        where = f"a matrix product on this machine's {'GPU' if device.type == 'cuda' else 'CPU'}; --tflops says another"
+        if not (has_accelerator() and torch.cuda.is_available()):
+            return None, bandwidth, "this machine has no GPU to time; --tflops and --bandwidth say what yours achieve"
+        tflops = matmul_rate(torch.device("cuda"), torch.bfloat16 if setting.half else torch.float32) / 1e12
+        where = "a matrix product on this machine's GPU; --tflops says another"
     return tflops, bandwidth, f"{tflops:.3g} TFLOP/s, {where}; {bandwidth:g} TB/s"
 
 

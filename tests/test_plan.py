@@ -203,6 +203,17 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert error.count("\n") == 1
 
 
+def test_the_rate_of_a_processor_is_not_taken_for_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--set", "model.path=Qwen/Qwen2.5-7B-Instruct"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("no time of an iteration: this machine has no GPU to time; --tflops")
+    assert main(["--set", "model.path=Qwen/Qwen2.5-7B-Instruct", "--tflops", "300"]) == 0
+    assert "300 TFLOP/s, as given" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_tables_of_the_docs_are_what_the_command_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

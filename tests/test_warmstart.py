@@ -238,6 +238,17 @@ def test_the_second_of_two_writers_keeps_what_the_first_one_left(tmp_path):
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["key"]
 
 
+@pytest.mark.parametrize(
+    ("ended_by", "epochs", "warned"),
+    [("warmstart.seconds", 0.1, True), ("warmstart.seconds", 1.0, False), ("plateau", 0.9, False)],
+)
+def test_a_model_that_the_clock_left_untaught_is_named(tmp_path, ended_by, epochs, warned):
+    (tmp_path / "warmstart.json").write_text(json.dumps({"ended_by": ended_by, "epochs": epochs}))
+    said = warmstart.warning(tmp_path)
+    assert (said is not None) == warned
+    assert said is None or (f"had time for {epochs} of a pass" in said and f"delete {tmp_path}," in said)
+
+
 @pytest.mark.slow
 def test_training_lowers_the_validation_loss_and_the_folder_loads(tmp_path, task_set):
     from hsg.config import ModelConfig
