@@ -138,12 +138,16 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def draw_curves(axes: Sequence[Any], curves: Sequence[Mapping[str, Any]], reached: str, label: str, place: int) -> None:
-    """One line in each of four panels (`SPENT`): the mean over equal runs (see `learning_curve`), band: their spread."""
+    """One line in each of four panels (`SPENT`): the mean over equal runs (see `learning_curve`), band: their spread.
+
+    Of a long line, one point an iteration, moving means are drawn: its tasks differ from iteration to iteration.
+    """
     for axis, spent in zip(axes, SPENT, strict=True):
         if points := mean_curve(curves, spent, reached) if curves else []:
+            window = WINDOW if len(points) > 3 * WINDOW else 1
             x = [point[0] for point in points]
-            axis.plot(x, [mean for _, mean, _ in points], label=label, **line_style(place))
-            low, high = ([mean + sign * spread for _, mean, spread in points] for sign in (-1, 1))
+            axis.plot(x, moving_mean([mean for _, mean, _ in points], window), label=label, **line_style(place))
+            low, high = (moving_mean([m + sign * spread for _, m, spread in points], window) for sign in (-1, 1))
             axis.fill_between(x, low, high, color=line_style(place)["color"], alpha=0.1, linewidth=0)
 
 

@@ -140,7 +140,7 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     axes[0].set_ylabel(study.curve)
     axes[-1].set_ylabel(f"pass@k ({study.split})")
     axes[-1].set_xscale("log", base=2)
-    axes[-1].legend(fontsize="small")
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.suptitle(study.title)
     figure.savefig(path, dpi=100)
     return path
