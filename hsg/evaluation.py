@@ -9,7 +9,8 @@ meet the same episodes and their difference is the policies'.  The strategy can 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -209,7 +210,10 @@ def evaluate(
     seed: int = 0,
     strategies: StrategyUse = "own",
 ) -> dict[str, Any]:
-    """Success, score and outcome over tasks shared among ranks, overall and by task kind; episodes that broke are counted."""
+    """Success, score and outcome over tasks shared among ranks, overall and by task kind.
+
+    Episodes that broke are counted, left out of the means and told on stderr with what ended them.
+    """
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
     played: list[Trajectory] = []
@@ -217,7 +221,10 @@ def evaluate(
         if mine:
             played = play_once(config, policy, task_set, mine, seed=seed, strategies=texts, description=label)
     rows = distributed.gather(
-        [(t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns)) for t in played]
+        [
+            (t.task.kind, t.valid, t.score, float(t.success), t.outcome or 0.0, len(t.turns), t.stop_reason)
+            for t in played
+        ]
     )
     counted = [row for row in rows if row[1]]
     by_kind: dict[str, list[Any]] = defaultdict(list)
@@ -227,6 +234,11 @@ def evaluate(
         "iteration": iteration, "label": label, "split": tasks[0].split if tasks else "", "strategies": strategies,
         "num_tasks": len(rows), "num_failed": len(rows) - len(counted),
     }  # fmt: skip
+    if record["num_failed"] and distributed.is_main:
+        reasons = Counter(row[-1].value for row in rows if not row[1])
+        told = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+        rest = "the others alone are counted" if counted else "nothing is left to count"
+        print(f"{label}: {record['num_failed']} of {len(rows)} episodes broke ({told}); {rest}", file=sys.stderr)
     if counted:
         record |= _means(counted)
         record["by_kind"] = {kind: {"num_tasks": len(r), **_means(r)} for kind, r in sorted(by_kind.items())}

@@ -67,12 +67,15 @@ def test_strategies_taken_away_and_exchanged(guesser: Policy) -> None:
     assert [t.strategy for t in play(guesser, **flat)] == [None] * 8
 
 
-def test_record_by_hand(guesser: Policy) -> None:
-    """Episodes that broke are counted and left out of the means."""
+def test_record_by_hand(guesser: Policy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Episodes that broke are counted, told and left out of the means."""
     task_set = GuessTaskSet(faults=lambda n: ("start", "raise") if n == 0 else None)
     config = configure(evaluation={"temperature": 1.0}, rollout={"env_threads": 1})
     tasks = evaluation_tasks(config, task_set)
     record = evaluate(config, guesser, task_set, tasks, Distributed(), label="x", iteration=3)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "x: 1 of 8 episodes broke (env_error 1); the others alone are counted"
+    )
     played = [t for t in play(guesser) if t.task.id != tasks[0].id]
     assert (record["iteration"], record["label"], record["split"]) == (3, "x", "dev")
     assert (record["num_tasks"], record["num_failed"]) == (8, 1)
@@ -86,10 +89,11 @@ def test_record_by_hand(guesser: Policy) -> None:
     json.dumps(record, allow_nan=False)
 
 
-def test_all_broken_is_a_record_without_means(guesser: Policy) -> None:
+def test_all_broken_is_a_record_without_means(guesser: Policy, capsys: pytest.CaptureFixture[str]) -> None:
     task_set = GuessTaskSet(faults=lambda n: ("start", "raise"))
     config = configure()
     tasks = evaluation_tasks(config, task_set)
     record = evaluate(config, guesser, task_set, tasks, Distributed(), label="x")
     assert (record["num_tasks"], record["num_failed"]) == (8, 8)
     assert "score" not in record
+    assert "8 of 8 episodes broke (env_error 8); nothing is left to count" in capsys.readouterr().err
