@@ -211,16 +211,16 @@ def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list
 
 def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`."""
+    rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
     with path.open("rb") as lines:
         for number, text in enumerate(lines, 1):
             try:
                 found = json.loads(text)
             except ValueError:
                 found = None
-            whole = isinstance(found, dict) and all(key in found for key in needs)
-            rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
-            remedy = "take the line out, or name a run whose files are whole"
-            require(whole, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
+            if not isinstance(found, dict) or not all(key in found for key in needs):
+                remedy = "take the line out, or name a run whose files are whole"
+                require(False, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
             yield found
 
 

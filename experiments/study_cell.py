@@ -87,7 +87,7 @@ def summarise_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
         for name, value in line.items():
             values[name].append(value)
     return {
-        "first": {name: value for name, value in lines[0].items()} if lines else {},
+        "first": dict(lines[0]) if lines else {},
         "mean": {name: statistics.fmean(held) for name, held in values.items()},
     }
 
