@@ -173,6 +173,25 @@ def test_demonstrations_say_nothing_of_which_class_fits(task_set):
     assert all(len(names) >= len(toy.STRATEGIES) for names in texts.values())
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_a_share_of_the_tasks_shows_the_fitting_class_once_more(share):
+    """(1 - s)/4 + 2s/5 of the demonstrated strategies per task fit: at most 0.40, the bound on what a warm start may know."""
+    tasks = toy.make_task_set(clue_share=share).tasks("train")
+    task_set = toy.make_task_set(clue_share=share)
+    rates, places = [], collections.Counter()
+    for task in tasks:
+        for seed in SEEDS:
+            fits = [d.fits for d in task_set.demonstrations(task, seed)]
+            assert (len(fits), sum(fits)) in {(4, 1), (5, 2)}
+            assert {toy.strategy_class(d.strategy) for d in task_set.demonstrations(task, seed)} == set(toy.AREAS)
+            rates.append(sum(fits) / len(fits))
+            places[fits.index(True)] += 1
+    expected = (1 - share) / 4 + 2 * share / 5
+    assert statistics.mean(rates) == pytest.approx(expected, abs=0.01)
+    assert max(rates) <= 0.40
+    assert min(places[i] for i in range(4)) > 0.02 * places.total()  # the extra one stands anywhere
+
+
 def test_the_clue_tells_the_area_and_nothing_tells_the_place(task_set):
     words = [word for words in toy.CLUES.values() for word in words]
     assert len(words) == len(set(words))

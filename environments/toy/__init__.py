@@ -40,8 +40,11 @@ class ToyTaskSet(TaskSet):
     name = "toy"
     splits = ("train", "dev", "test")
 
-    def __init__(self, sizes: dict[str, int], bolted_share: float, num_bolts: int, unbolt_share: float):
+    def __init__(
+        self, sizes: dict[str, int], bolted_share: float, num_bolts: int, unbolt_share: float, clue_share: float
+    ):
         self._unbolt_share = unbolt_share
+        self._clue_share = clue_share
         catalogue = _catalogue()
         cut = len(catalogue) // 60 * 12  # a fifth, in whole dozens that hold each place once
         pools = {"test": catalogue[:cut], "dev": catalogue[cut : 2 * cut], "train": catalogue[2 * cut :]}
@@ -67,7 +70,7 @@ class ToyTaskSet(TaskSet):
         return [f"go {area}", *[f"unbolt {place}"] * task.data["bolts"], f"open {place}", f"take {goal}"]
 
     def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
-        return demonstrations(task, seed, self._unbolt_share)
+        return demonstrations(task, seed, self._unbolt_share, self._clue_share)
 
 
 def _catalogue() -> list[tuple[str, str, str, tuple[str, str]]]:
@@ -105,16 +108,22 @@ def make_task_set(
     bolted_share: float = 0.0,
     num_bolts: int = 2,
     unbolt_share: float = 0.0,
+    clue_share: float = 0.0,
 ) -> ToyTaskSet:
     """The toy world. `bolted_share` in [0, 1] of each split's tasks hide their object behind `num_bolts` bolts.
 
     unbolt_share  in [0, 1] of the demonstrations without wasted turns unbolt a place that has no bolt, so that a policy
                   which learned from them knows the deed without its use
+    clue_share    in [0, 1] of the tasks demonstrate the fitting area twice, the others once each: how much a warm start
+                  learns of the clues
     """
+    if not 0.0 <= clue_share <= 1.0:
+        raise ValueError(f"toy.clue_share must be in [0, 1], got {clue_share}; 0 shows nothing of the clues")
     if not 0.0 <= unbolt_share <= 1.0:
         raise ValueError(f"toy.unbolt_share must be in [0, 1], got {unbolt_share}; 0 shows no unbolting")
     if not 0.0 <= bolted_share <= 1.0:
         raise ValueError(f"toy.bolted_share must be in [0, 1], got {bolted_share}; 0 makes every task an open one")
     if not 1 <= num_bolts <= 3:
         raise ValueError(f"toy.num_bolts must be in 1..3, got {num_bolts}; more hardly fit {TURN_LIMIT} turns")
-    return ToyTaskSet({"train": num_train, "dev": num_dev, "test": num_test}, bolted_share, num_bolts, unbolt_share)
+    sizes = {"train": num_train, "dev": num_dev, "test": num_test}
+    return ToyTaskSet(sizes, bolted_share, num_bolts, unbolt_share, clue_share)
