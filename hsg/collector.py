@@ -8,13 +8,15 @@
     credit       returns and advantages of both levels         -> tensors (P, N), (P, N, M, K)
     rows         flattened once                                -> list[Row]
 
-A flat method is the same with N = 1 group of all rollouts and no strategies.  Deliberately absent: weights that change,
-any mention of an algorithm's name.
+A flat method is the same with N = 1 group of all rollouts and no strategies.  Where there are fewer tasks than ranks, the
+rollouts of one are played and trained by several of them (teams.py), and joined in between: credit sees whole groups.
+Deliberately absent: weights that change, any mention of an algorithm's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,7 @@ from hsg.build import make_frozen, make_judge, training_tasks
 from hsg.companions import Companions
 from hsg.config import Config
 from hsg.console import Console
-from hsg.credit import assign_credit
+from hsg.credit import Signals, assign_credit
 from hsg.curriculum import iteration_tasks, make_requests, spare_tasks
 from hsg.distributed import Distributed
 from hsg.episode import Episode, first_observation
@@ -38,6 +40,7 @@ from hsg.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.rollout import Policy, Rollout, RolloutCosts
 from hsg.speed import Clock
 from hsg.strategies import propose, select, show_strategies
+from hsg.teams import Team
 from hsg.types import Candidates, Tokens, Trajectory
 from hsg.underway import Collected
 
@@ -84,60 +87,74 @@ class Collector:
 
     def collect(self, iteration: int, clock: Clock) -> tuple[list[Row], Collected]:
         """Everything before the update: this rank's rows, and what the log wants to know of them."""
-        config = self.config
+        config, distributed = self.config, self.distributed
         num_strategies, num_rollouts = config.group_shape
-        mine = self.distributed.share(list(enumerate(self.next_tasks(iteration))))
-        costs = RolloutCosts()
+        team, costs = self._team(iteration), RolloutCosts()
 
-        episodes = self._begun.pop(iteration, None) or self._begin(iteration, mine)  # P*N*M, row-major
-        models = [self.model, *([self.judge.model] if self.judge else [])]
-        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=config.rollout.weights):
-            groups = self._play(iteration, mine, episodes, costs, clock)
-            groups, dropped = self._refill(iteration, groups, costs, clock)
-        mine, candidates, played, judged = groups.places, groups.candidates, groups.trajectories, groups.judgments
-        check_faults(config, self.distributed, played)
+        episodes = self._begun.pop(iteration, None) or self._begin(iteration, team, team.places)
+        mine = self._play(iteration, team, team.places, episodes, costs, clock)
+        mine, dropped = self._refill(iteration, team, mine, costs, clock)
+        check_faults(config, distributed, mine.trajectories)
         with clock("old_logprobs"):
-            candidates, played = self._settle_logprobs(candidates, played)
-        self._remember(played)
-        trajectories = nest(played, num_strategies, num_rollouts)  # (P, N, M)
-        judgments = nest(judged, num_strategies, num_rollouts)  # (P, N, M)
+            mine = self._settle_logprobs(team, mine)
+        with clock("companions"), distributed.forwards(self.model, weights="gathered"):
+            signals = self.companions.read(mine.trajectories)
+        groups, signals = _whole(team, mine, signals)
+        self._remember(groups.trajectories if team.leads else [])
+        trajectories = nest(groups.trajectories, num_strategies, num_rollouts)  # (P, N, M)
+        judgments = nest(groups.judgments, num_strategies, num_rollouts)  # (P, N, M)
+        candidates = groups.candidates
 
-        with clock("companions"), self.distributed.forwards(self.model, weights="gathered"):
-            signals = self.companions.read(played)
         strategies = None if candidates is None else [c.kept for c in candidates]
-        credit = assign_credit(config, strategies, trajectories, judgments, signals, self.distributed.gather)
-        sums = mx.rollout_metrics(candidates, trajectories, judgments, credit)
-        if self.reflection.enabled:
-            sums |= mx.reflection_metrics(groups.draws, trajectories)
-        sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
-        sums |= mx.cost_metrics(vars(costs), trajectories) | fault_metrics(self.rollout.errors)
-        self.rollout.errors = []
+        told = distributed.gather if team.leads else lambda items: distributed.gather([])
+        credit = assign_credit(config, strategies, trajectories, judgments, signals, told)
         with clock("companions"):
-            sums |= self.companions.learn(played, credit, iteration)
+            sums = self.companions.learn(mine.trajectories, credit, iteration, team.begin)
+        sums |= mx.cost_metrics(vars(costs), trajectories if team.leads else []) | fault_metrics(self.rollout.errors)
+        self.rollout.errors = []
         records = []
-        if mine:
-            records = iteration_records(config, mine[0][0], candidates, trajectories, judgments, credit)
-        return build_rows(strategies, trajectories, credit), Collected(sums, records, costs)
+        if team.leads:
+            sums |= mx.rollout_metrics(candidates, trajectories, judgments, credit)
+            if self.reflection.enabled:
+                sums |= mx.reflection_metrics(groups.draws, trajectories)
+            sums |= mx.played_metrics(trajectories, vars(dropped), config.rollout.turn_cap(iteration))
+            records = iteration_records(config, groups.places[0][0], candidates, trajectories, judgments, credit)
+        rows = build_rows(strategies, trajectories, credit)
+        if team.is_split:
+            rows = [row for row in rows if team.owns(row.trajectory)]
+        return rows, Collected(sums, records, costs)
 
     def begin(self, iteration: int) -> None:
         """Start the environments of a coming iteration: they need no policy for it, and nobody waits for them yet."""
-        self._begun[iteration] = self._begin(
-            iteration, self.distributed.share(list(enumerate(self.next_tasks(iteration))))
-        )
+        team = self._team(iteration)
+        self._begun[iteration] = self._begin(iteration, team, team.places)
 
     def own_costs(self, costs: RolloutCosts) -> list[Any]:
         """The costs of what the trained model itself forwarded: another judge's work is not its own."""
         own = self.judge is not None and self.judge.model is self.model
         return [costs.strategy, costs.rollout, *([costs.judge] if own else [])]
 
-    def _begin(self, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Episode]:
-        """Start the N*M environments of each place's task; nobody waits for them yet."""
-        requests = make_requests(self.config, iteration, places)
+    def _team(self, iteration: int) -> Team:
+        num_strategies, num_rollouts = self.config.group_shape
+        return Team(self.distributed, self.next_tasks(iteration), num_strategies * num_rollouts)
+
+    def _begin(self, iteration: int, team: Team, places: Sequence[tuple[int, Task]]) -> list[Episode]:
+        """Start this rank's environments of each place's task; nobody waits for them yet."""
+        requests = make_requests(self.config, iteration, places, team.begin, team.end)
         return self.rollout.begin(requests, self.config.rollout.turn_cap(iteration))
+
+    @contextmanager
+    def _forwards(self) -> Iterator[None]:
+        """A phase without collectives in which ranks forward the policy and the judge as often as they like."""
+        models = [self.model, *([self.judge.model] if self.judge else [])]
+        weights = self.config.rollout.weights
+        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=weights):
+            yield
 
     def _play(
         self,
         iteration: int,
+        team: Team,
         places: list[tuple[int, Task]],
         episodes: list[Episode],
         costs: RolloutCosts,
@@ -145,13 +162,16 @@ class Collector:
     ) -> Played:
         """Strategies for the tasks, then their episodes to their ends."""
         config = self.config
-        tasks = [task for _, task in places]
         candidates: list[Candidates] | None = None
-        draws = self._reflect(iteration, tasks, episodes)
+        draws = self._reflect(iteration, places, episodes)
         if self.embed is not None:
-            candidates = self._draw_strategies(iteration, tasks, episodes, draws, costs, clock)
-            show_strategies(config, [s.text for c in candidates for s in c.kept], episodes)
-        with clock("rollout"), self.console.bar(f"iteration {iteration}", len(episodes)) as bar:
+            candidates = self._draw_strategies(iteration, team, places, episodes, draws, costs, clock)
+            show_strategies(config, candidates, episodes)
+        with (
+            self._forwards(),
+            clock("rollout"),
+            self.console.bar(f"iteration {iteration}", len(episodes)) as bar,
+        ):
             played, judged = self.rollout.play(
                 episodes,
                 temperature=config.temperature.action,
@@ -162,14 +182,16 @@ class Collector:
             )
         return Played(places, candidates, played, judged, draws)
 
-    def _refill(self, iteration: int, played: Played, costs: RolloutCosts, clock: Clock) -> tuple[Played, Dropped]:
+    def _refill(
+        self, iteration: int, team: Team, played: Played, costs: RolloutCosts, clock: Clock
+    ) -> tuple[Played, Dropped]:
         """Dead groups replaced, where `rollout.max_refills` allows it."""
 
         def play(places: list[tuple[int, Task]]) -> Played:
-            return self._play(iteration, places, self._begin(iteration, places), costs, clock)
+            return self._play(iteration, team, places, self._begin(iteration, team, places), costs, clock)
 
-        spare = spare_tasks(self.config, self.tasks, iteration)
-        return refill(played, spare, self.config.num_tasks, self.config.rollout.max_refills, play)
+        spare, rounds = spare_tasks(self.config, self.tasks, iteration), self.config.rollout.max_refills
+        return refill(played, spare, self.config.num_tasks, rounds, play, join=team.join, anywhere=team.anywhere)
 
     def next_tasks(self, iteration: int) -> list[Task]:
         """The P tasks of an iteration."""
@@ -178,45 +200,49 @@ class Collector:
     def _draw_strategies(
         self,
         iteration: int,
-        tasks: Sequence[Task],
+        team: Team,
+        places: Sequence[tuple[int, Task]],
         episodes: Sequence[Episode],
         draws: Sequence[Draw],
         costs: RolloutCosts,
         clock: Clock,
     ) -> list[Candidates]:
+        """One per place: the lead draws them from what the team has seen, and every member gets the same."""
         config = self.config
-        if not tasks:
-            return []
-        assert self.embed is not None
-        per_task = len(episodes) // len(tasks)
-        observations = []
-        with clock("environment_start"):
-            for p in range(len(tasks)):
-                group = episodes[p * per_task : (p + 1) * per_task]
-                observations.append(first_observation(group))
-        keys: list[tuple[object, ...]] = [("rollout", config.seed, iteration, task.id) for task in tasks]
-        with clock("strategies"):
-            drawn = propose(
-                config,
-                self.policy,
-                self.rollout.prompts,
-                observations,
-                keys,
-                num_candidates=config.num_candidates,
-                temperature=config.temperature.strategy,
-                cost=costs.strategy,
-                reflections=[draw.shown for draw in draws] if draws else None,
-            )  # (P, C)
-        with clock("selection"):
-            return [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+        per_task = len(episodes) // max(1, len(places))
+        groups = [episodes[p * per_task : (p + 1) * per_task] for p in range(len(places))]
+        seen: list[str | None] = []
+        with self.distributed.stoppable(), clock("environment_start"):
+            seen = [first_observation(group) for group in groups]
+        observations = [text or "" for text in team.agreed(seen)]
+        keys: list[tuple[object, ...]] = [("rollout", config.seed, iteration, task.id) for _, task in places]
+        kept: list[Candidates] = []
+        with self._forwards():
+            if team.leads and places:
+                assert self.embed is not None
+                with clock("strategies"):
+                    drawn = propose(
+                        config,
+                        self.policy,
+                        self.rollout.prompts,
+                        observations,
+                        keys,
+                        num_candidates=config.num_candidates,
+                        temperature=config.temperature.strategy,
+                        cost=costs.strategy,
+                        reflections=[draw.shown for draw in draws] if draws else None,
+                    )  # (P, C)
+                with clock("selection"):
+                    kept = [select(config, texts, self.embed, key) for texts, key in zip(drawn, keys, strict=True)]
+        return team.join(kept)
 
-    def _reflect(self, iteration: int, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[Draw]:
+    def _reflect(self, iteration: int, places: Sequence[tuple[int, Task]], episodes: Sequence[Episode]) -> list[Draw]:
         """Which earlier attempts are shown: one draw per task before its strategies, else one per rollout, (P,) or (P*G,)."""
         if not self.reflection.enabled:
             return []
         if self.embed is not None:
             seed = self.config.seed
-            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for task in tasks]
+            return [self.reflection.draw(task.id, ("rollout", seed, iteration, task.id)) for _, task in places]
         draws = [self.reflection.draw(e.request.task.id, e.request.key) for e in episodes]
         for episode, draw in zip(episodes, draws, strict=True):
             episode.reflection = draw.shown
@@ -230,20 +256,27 @@ class Collector:
         for task_id, attempt, success in self.distributed.gather(mine):
             self.reflection.add(task_id, [(attempt, success)])
 
-    def _settle_logprobs(
-        self, candidates: list[Candidates] | None, played: Sequence[Trajectory]
-    ) -> tuple[list[Candidates] | None, list[Trajectory]]:
-        """The same records with the log-probs that ratios start from (see `Learner.settle_logprobs`)."""
-        tokens = [row for t in played if t.valid for row in t.rows]
-        tokens += [s.tokens for c in candidates or () for s in c.kept]
+    def _settle_logprobs(self, team: Team, played: Played) -> Played:
+        """The same records with the log-probs that ratios start from (see `Learner.settle_logprobs`).
+
+        A member of a team settles the strategies whose first rollout is its own, as it will train them.
+        """
+        num_rollouts = self.config.group_shape[1]
+        tokens = [row for t in played.trajectories if t.valid for row in t.rows]
+        tokens += [
+            s.tokens for c in played.candidates or () for n, s in enumerate(c.kept) if team.owns(n * num_rollouts)
+        ]
         new = dict(zip(map(id, tokens), self._settle(tokens), strict=True))
-        played = [replace(t, rows=tuple(new.get(id(row), row) for row in t.rows)) for t in played]
-        if candidates is not None:
-            candidates = [
+        return replace(
+            played,
+            trajectories=[replace(t, rows=tuple(new.get(id(r), r) for r in t.rows)) for t in played.trajectories],
+            candidates=None
+            if played.candidates is None
+            else [
                 replace(c, strategies=tuple(replace(s, tokens=new.get(id(s.tokens), s.tokens)) for s in c.strategies))
-                for c in candidates
-            ]
-        return candidates, played
+                for c in played.candidates
+            ],
+        )
 
     def abandon(self) -> None:
         """Close the environments that were begun for an iteration that never came."""
@@ -255,3 +288,22 @@ class Collector:
         """Let the environments go."""
         self.abandon()
         self.rollout.close()
+
+
+def _whole(team: Team, mine: Played, signals: Signals) -> tuple[Played, Signals]:
+    """What the members of a team played and read, joined; where no task is split, just that."""
+    if not team.is_split:
+        return mine, signals
+    trajectories, judgments = team.join(mine.trajectories), team.join(mine.judgments)
+    values, bonuses = (None if x is None else team.join(x) for x in (signals.values, signals.bonuses))
+    candidates = mine.candidates
+    if candidates is not None:  # each member has settled some of the strategies
+        num_strategies = len(candidates[0].selected)
+        per_strategy = len(trajectories) // num_strategies
+        own = [s for n, s in enumerate(candidates[0].kept) if team.owns(n * per_strategy)]
+        settled = dict(zip(candidates[0].selected, team.join(own), strict=True))
+        every = tuple(settled.get(i, s) for i, s in enumerate(candidates[0].strategies))
+        candidates = [replace(candidates[0], strategies=every)]
+    # Without strategies of an episode each rollout has a draw of its own.
+    draws = list(mine.draws) if candidates is not None else team.join(mine.draws)
+    return Played(mine.places, candidates, trajectories, judgments, draws), Signals(values, bonuses)

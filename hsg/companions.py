@@ -53,11 +53,14 @@ class Companions:
         bonuses = None if self.novelty is None else self.novelty.bonuses(self.policy_model, trajectories)
         return Signals(values, bonuses)
 
-    def learn(self, trajectories: Sequence[Trajectory], credit: Credit, iteration: int) -> Sums:
-        """Train both on one iteration; returns their metrics."""
+    def learn(self, trajectories: Sequence[Trajectory], credit: Credit, iteration: int, first: int = 0) -> Sums:
+        """Train both on one iteration, on the trajectories read last, of which credit's number `first` is the first one.
+
+        Returns their metrics.
+        """
         sums: Sums = {}
         if self.critic is not None:
-            sums |= self.critic.learn(trajectories, credit, iteration)
+            sums |= self.critic.learn(trajectories, credit, iteration, first)
         if self.novelty is not None:
             sums |= self.novelty.learn()
         return sums
@@ -156,11 +159,13 @@ class Critic:
     def _head(self, hidden: Tensor) -> Tensor:
         return self.head(hidden.to(self.head.weight.dtype))[:, 0]
 
-    def learn(self, trajectories: Sequence[Trajectory], credit: Credit, iteration: int) -> Sums:
+    def learn(
+        self, trajectories: Sequence[Trajectory], credit: Credit, iteration: int, first_trajectory: int = 0
+    ) -> Sums:
         """Epochs of optimizer steps towards the returns that GAE used, over mini-batches as large as the policy's."""
         began, config = time.monotonic(), self.config
         rows = rows_of(trajectories)
-        targets = self._targets(trajectories, credit)
+        targets = self._targets(trajectories, credit, first_trajectory)
         by_row = config.update.minibatch_turns is not None
         units = self.distributed.gather([len(set(unit_keys(rows, by_row=by_row)))])
         first, total = sum(units[: self.distributed.rank]), sum(units)
@@ -176,10 +181,10 @@ class Critic:
         self._seconds += time.monotonic() - began
         return self._metrics(totals, targets)
 
-    def _targets(self, trajectories: Sequence[Trajectory], credit: Credit) -> dict[int, _Target]:
+    def _targets(self, trajectories: Sequence[Trajectory], credit: Credit, first: int) -> dict[int, _Target]:
         """By the id of a row's tokens."""
         shape, targets = credit.valid.shape, {}
-        for i, (trajectory, old) in enumerate(zip(trajectories, self._values, strict=True)):
+        for i, (trajectory, old) in enumerate(zip(trajectories, self._values, strict=True), start=first):
             if not trajectory.valid:
                 continue
             place = tuple(int(x) for x in torch.unravel_index(torch.tensor(i), shape))

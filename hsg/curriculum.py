@@ -2,7 +2,7 @@
 
     iteration_tasks   P tasks, each pass over the training split a fresh shuffle
     spare_tasks       all others, for places whose first task is given up (refill.py)
-    make_requests     N x M episodes of each place
+    make_requests     N x M episodes of each place, or a part of them
 
 So a resumed run meets the same ones, and every rank knows them without asking.  Deliberately absent: tasks chosen by how
 well they went; that is state, and would have to be saved.
@@ -37,9 +37,12 @@ def spare_tasks(config: Config, tasks: Sequence[Task], iteration: int) -> list[T
     return others
 
 
-def make_requests(config: Config, iteration: int, places: Sequence[tuple[int, Task]]) -> list[Request]:
-    """The N*M episodes of each (place p, task), row-major."""
+def make_requests(
+    config: Config, iteration: int, places: Sequence[tuple[int, Task]], begin: int = 0, end: int | None = None
+) -> list[Request]:
+    """Of the N*M episodes of each (place p, task), row-major, those from `begin` to `end`."""
     num_strategies, num_rollouts = config.group_shape
+    grid = [(n, m) for n in range(num_strategies) for m in range(num_rollouts)][begin:end]
     return [
         Request(
             task,
@@ -51,6 +54,5 @@ def make_requests(config: Config, iteration: int, places: Sequence[tuple[int, Ta
             ("rollout", config.seed, iteration, task.id, n, m),
         )
         for index, task in places
-        for n in range(num_strategies)
-        for m in range(num_rollouts)
+        for n, m in grid
     ]

@@ -323,13 +323,13 @@ def reflected(prompts: Prompts, reflection: Reflection) -> str:
     return prompts.reflection(attempt.strategies, attempt.feedback, success=reflection.success)
 
 
-def first_observation(group: Sequence[Episode]) -> str:
-    """What the first episode of a task that starts at all shows; all of them show the same."""
+def first_observation(group: Sequence[Episode]) -> str | None:
+    """What the first episode of a task that starts at all shows; all of them show the same. None: no one starts."""
     for episode in group:
         episode.wait()
         if episode.first_observation is not None:
             return episode.first_observation
-    return ""
+    return None
 
 
 def results(episode: Episode | Trajectory) -> Sequence[tuple[str, str]]:

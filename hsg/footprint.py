@@ -93,7 +93,8 @@ def rows_of(config: Config, model: Architecture, gpus: int, lengths: Lengths) ->
     """As `Rollout` cuts them into portions."""
     num_strategies, num_rollouts = config.group_shape
     tasks = math.ceil(config.num_tasks / gpus)
-    total = tasks * num_strategies * num_rollouts
+    members = max(1, gpus // config.num_tasks)  # ranks of the smallest team, where tasks are split (teams.py)
+    total = tasks * math.ceil(num_strategies * num_rollouts / members)
     longest = model.context if config.rollout.max_tokens is None else min(model.context, 2 * config.rollout.max_tokens)
     settings = config.evaluation
     tested = min(settings.batch_size, math.ceil((settings.num_tasks or settings.batch_size * gpus) / gpus))

@@ -5,7 +5,8 @@
 
 A task keeps its place p and brings all its N x M rollouts along, so the structure (P, N, M) never changes.  What is dropped
 is counted: its tokens and its turns were paid for.  After the last round, or without a spare task, the dead group stays.
-Deliberately absent: waiting until every place is live (it may never come), looking at other ranks' places.
+Deliberately absent: waiting until every place is live (it may never come), looking at other ranks' places (but every rank
+comes along to each round, with nothing to play where none of its own is dead).
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Dropped:
     rounds: int = 0
 
 
-def is_dead(group: Sequence[Trajectory]) -> bool:
-    """Whether the outcomes of a task's valid trajectories are all equal, or there is at most one."""
-    return len({t.outcome for t in group if t.valid}) <= 1
+def is_dead(outcomes: Sequence[float | None]) -> bool:
+    """Whether the outcomes of a task's valid trajectories are all equal, or there is at most one; None: not valid."""
+    return len({outcome for outcome in outcomes if outcome is not None}) <= 1
 
 
 def refill(
@@ -71,23 +72,27 @@ def refill(
     num_places: int,
     max_refills: int,
     play: Callable[[list[tuple[int, Task]]], Played],
+    *,
+    join: Callable[[list[Any]], list[Any]] = list,
+    anywhere: Callable[[bool], bool] = bool,
 ) -> tuple[Played, Dropped]:
-    """Replace dead groups, at most `max_refills` times each, by those of spare tasks.
+    """Replace dead groups, at most `max_refills` times each, by those of spare tasks. `join`, `anywhere`: those of a `Team`.
 
     In round r place p may have spare task r * num_places + p, so that no two ranks and no two rounds take the same one,
     and what one place gets depends on no other.
     """
     dropped = Dropped()
     for number in range(max_refills):
-        dead = [i for i in range(len(played.places)) if is_dead(played.group(i))]
+        whole = [join([(t.outcome, len(t.turns)) for t in played.group(i)]) for i in range(len(played.places))]
+        dead = [i for i, group in enumerate(whole) if is_dead([outcome for outcome, _ in group])]
         wanted = {i: number * num_places + played.places[i][0] for i in dead}
         wanted = {i: at for i, at in wanted.items() if at < len(spare)}
-        if not wanted:
+        if not anywhere(bool(wanted)):
             break
         fresh = play([(played.places[i][0], spare[at]) for i, at in wanted.items()])
-        dropped.rounds += 1
+        dropped.rounds += bool(wanted)
         dropped.groups += len(wanted)
-        dropped.turns += sum(len(t.turns) for i in wanted for t in played.group(i))
+        dropped.turns += sum(turns for i in wanted for _, turns in whole[i])
         played = _replaced(played, dict(zip(wanted, range(len(wanted)), strict=True)), fresh)
     return played, dropped
 

@@ -99,15 +99,16 @@ def propose(
     return strategies
 
 
-def show_strategies(config: Config, texts: Sequence[str], episodes: Sequence[Episode]) -> None:
-    """Give each episode its strategy, texts (P*N) to episodes (P*N*M); `strategy.dropout` of them get none (RLAD).
+def show_strategies(config: Config, candidates: Sequence[Candidates], episodes: Sequence[Episode]) -> None:
+    """Give each episode its strategy, candidates (P) to as many episodes each; `strategy.dropout` of them get none (RLAD).
 
     Who gets none depends on the episode's key alone, so on neither ranks nor order.
     """
     for i, episode in enumerate(episodes):
         draw = random.Random(derive_seed(*episode.request.key, "dropout")).random()
+        kept = candidates[i * len(candidates) // len(episodes)].kept
         shown = draw >= config.strategy.dropout
-        episode.strategy = texts[i * len(texts) // len(episodes)] if shown else None
+        episode.strategy = kept[episode.request.strategy_index].text if shown else None
 
 
 def select(config: Config, strategies: Sequence[Strategy], embed: Embed, key: tuple[object, ...]) -> Candidates:

@@ -74,6 +74,53 @@ def test_any_number_of_ranks_does_what_one_does(root: Path, num_ranks: int, weig
     assert_close_run(alone(root), root / name, ITERATIONS)
 
 
+METHODS = {
+    "strata": [],
+    "window": ["rollout.context=window"],
+    "dapo": ["algorithm=dapo", "judge.enabled=false", "rollout.max_refills=2"],
+    "ppo": ["algorithm=ppo"],
+    "rnd": ["algorithm=rnd", "reward.scale=0.0001"],
+    "sge": ["algorithm=sge", "rollout.max_action_tokens=16", "reflection.p_bad=0.6"],
+    "reflecting": ["reflection.p_bad=0.6", "advantage.whiten=true", "strategy.dropout=0.3"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "num_tasks", "num_ranks", "sharded"),
+    [
+        *((method, 1, 2, []) for method in METHODS),
+        ("strata", 2, 3, []),  # teams of two ranks and of one
+        ("dapo", 2, 3, []),
+        ("strata", 1, 2, ["rollout.weights=sharded"]),
+        ("strata", 1, 3, ["rollout.weights=gathered"]),
+    ],
+)
+def test_rollouts_of_one_task_are_dealt_to_several_ranks(
+    root: Path, method: str, num_tasks: int, num_ranks: int, sharded: list[str]
+) -> None:
+    """Fewer tasks than ranks: no rank is idle, and records, metrics, evaluations and weights are those of one process."""
+    given = [*METHODS[method], f"num_tasks={num_tasks}", "num_rollouts=3"]
+    name = f"dealt-{method}-{num_tasks}-{num_ranks}-{len(sharded)}"
+    setup = say_how_many_are_played
+    done = run(root, name, *given, *sharded, *(SHARDED if sharded else []), num_ranks=num_ranks, setup=setup)
+    assert done.status == [0] * num_ranks, done.output[-3000:]
+    assert "plays 0" not in done.output
+    assert done.output.count("plays ") >= ITERATIONS * num_ranks
+    # Each rank forwards the prompts of its own rows.
+    assert_close_run(alone(root, *given), root / name, ITERATIONS, but=("cost/update_unique_tokens",))
+
+
+def say_how_many_are_played() -> None:
+    from hsg.rollout import Rollout
+
+    begin = Rollout.begin
+    Rollout.begin = lambda self, requests, max_turns=None: (  # type: ignore[method-assign]
+        print(f"plays {len(requests)}") if requests and requests[0].key[0] == "rollout" else None,
+        begin(self, requests, max_turns),
+    )[1]
+
+
 def say_when_sharded() -> None:
     from hsg import sharding
 

@@ -117,6 +117,9 @@ def test_options_count() -> None:
     assert of(rollout={"weights": "sharded"}).gathered == 2 * (ROOT + 2 * LAYER)
     drawn = rows_of(base, SMALL, 2, Lengths(prompt=20)).drawn
     assert drawn == 2 * 32 * 64  # two tasks, sigma N candidates; a prompt of 20 and 64 new tokens stop at the context
+    few = make_config({"num_tasks": 3, "num_strategies": 4, "num_rollouts": 4})
+    # Whole tasks on 2 ranks, teams of two ranks on 6 and on 7 (one of three), of five on 16.
+    assert [rows_of(few, SMALL, n, Lengths()).trajectories for n in (2, 3, 6, 7, 16)] == [32, 16, 8, 8, 4]
     short = make_config({"rollout": {"max_cache_tokens": 1}, "evaluation": {"final": True, "num_tasks": 9}})
     assert rows_of(short, SMALL, 2, Lengths()).at_once == 1
     assert footprint(SMALL, short, Setting(2, 2, half=True)).cache == 32 * 64 * cache_bytes(SMALL, EIGHT)

@@ -42,7 +42,7 @@ def names(played: Played) -> list[str]:
     [((0.7, 0.7), True), ((1.0, 0.0), False), ((0.7, None), True), ((None, None), True), ((0.0, 0.0, 1e-9), False)],
 )
 def test_dead_is_without_contrast(outcomes: tuple[float | None, ...], dead: bool) -> None:
-    assert is_dead([make_trajectory(o) for o in outcomes]) is dead
+    assert is_dead(outcomes) is dead
 
 
 @pytest.mark.parametrize("strategies", [False, True])

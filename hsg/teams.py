@@ -1,0 +1,65 @@
+"""Who plays what of an iteration: whole tasks where there are enough of them, else parts of one task's rollouts.
+
+    P >= W    a rank owns whole tasks, and nothing in here asks the others for anything
+    P < W     rank r is in the team of task r * P // W, whose members play consecutive parts of its N x M rollouts
+
+    first observation   that of the first member whose environments start         -> `agreed`
+    candidates          drawn by the lead, the first member                        -> `join`, on every member
+    trajectories        played in parts, joined after the rollout                  -> `join`: credit sees whole groups
+    rows                each member trains those of its own rollouts; the lead alone logs and counts what is whole
+
+So an iteration of two tasks keeps eight ranks busy.  Ranks keep their order, so that joined parts are row-major (N, M) and
+the rows of all ranks stand as one rank would have them.  Deliberately absent: a rank with parts of two tasks (where P does
+not divide W some teams are larger by one rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hsg.distributed import Distributed
+from hsg.protocol import Task
+
+T = TypeVar("T")
+
+
+class Team:
+    """This rank's part of an iteration.
+
+    places        (p, task) of the tasks it plays, one where they are split
+    begin, end    which of the N*M rollouts of each, row-major
+    """
+
+    def __init__(self, distributed: Distributed, tasks: Sequence[Task], size: int) -> None:
+        self._distributed = distributed
+        rank, world_size = distributed.rank, distributed.world_size
+        numbered = list(enumerate(tasks))
+        self.is_split = len(tasks) < world_size
+        self.places, self.begin, self.end, member = distributed.share(numbered), 0, size, 0
+        if self.is_split:
+            place = rank * len(tasks) // world_size
+            members = [r for r in range(world_size) if r * len(tasks) // world_size == place]
+            member = members.index(rank)
+            self.places = [numbered[place]]
+            self.begin, self.end = (round(i * size / len(members)) for i in (member, member + 1))
+        self.leads = member == 0
+
+    def owns(self, rollout: int) -> bool:
+        """Whether this rank plays that one of a task's N*M rollouts."""
+        return self.begin <= rollout < self.end
+
+    def join(self, part: Sequence[T]) -> list[T]:
+        """The members' lists end to end, on each of them. Collective where tasks are split, of all teams."""
+        if not self.is_split:
+            return list(part)
+        place = self.places[0][0]
+        return [item for p, items in self._distributed.gather([(place, list(part))]) if p == place for item in items]
+
+    def agreed(self, values: Sequence[T | None]) -> list[T | None]:
+        """For each of the rank's places the first value that any member has. Collective where tasks are split."""
+        return [next((v for v in self.join([value]) if v is not None), None) for value in values]
+
+    def anywhere(self, true: bool) -> bool:
+        """Whether it is so on any rank. Collective."""
+        return self._distributed.max(float(true)) > 0
