@@ -90,7 +90,7 @@ METHODS = {
     ("method", "num_tasks", "num_ranks", "sharded"),
     [
         *((method, 1, 2, []) for method in METHODS),
-        ("strata", 2, 3, []),  # teams of two ranks and of one
+        ("reflecting", 2, 3, []),  # teams of two ranks and of one
         ("dapo", 2, 3, []),
         ("strata", 1, 2, ["rollout.weights=sharded"]),
         ("strata", 1, 3, ["rollout.weights=gathered"]),
