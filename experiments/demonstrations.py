@@ -21,7 +21,6 @@ import hashlib
 import inspect
 import itertools
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from tqdm import tqdm
 from hsg import stopping
 from hsg.chat import ChatFormat
 from hsg.config import Config
+from hsg.files import write_whole
 from hsg.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
 from hsg.protocol import Demonstration, EnvironmentFault, Task, TaskSet
 
@@ -113,9 +113,7 @@ def collect(config: Config, task_set: TaskSet) -> tuple[list[Played], str]:
             "give its task set expert_actions (hsg/protocol.py) or set model.path to a trained model"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps([dataclasses.asdict(p) for p in played]), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, json.dumps([dataclasses.asdict(p) for p in played]))
     return played, key
 
 

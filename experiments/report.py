@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from hsg.build import make_judge, make_policy
 from hsg.config import Config, ReflectionConfig
 from hsg.episode import Request
 from hsg.evaluation import evaluation_tasks
+from hsg.files import write_whole
 from hsg.generation import Cost, Decoder, derive_seed, make_generator
 from hsg.prompts import Prompts, parse_judgment
 from hsg.protocol import TaskSet
@@ -58,9 +58,7 @@ def cached_report(config: Config, task_set: TaskSet, folder: Path) -> dict[str, 
     """The report of a warm-started folder, made once and kept beside the weights."""
     path = folder / "report.json"
     if not path.is_file():
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(report(config, task_set, folder), indent=1), encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, json.dumps(report(config, task_set, folder), indent=1))
     return json.loads(path.read_text(encoding="utf-8"))
 
 

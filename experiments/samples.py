@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hsg.files import write_whole
 from hsg.intervals import paired_test, wilson_interval
 from hsg.measures import outcome_of, surprise
 from hsg.pass_at_k import distinct_outcomes, pass_at_k
@@ -63,9 +64,7 @@ class SampleFile:
             for number, line in enumerate(rest[:-1], 2):  # behind the last line end stands half a line, or nothing
                 self.rows.append(_read_row(line, f"line {number} of {str(path)!r}"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        draft.write_text("".join(line + "\n" for line in (head, *map(json.dumps, self.rows))), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, "".join(line + "\n" for line in (head, *map(json.dumps, self.rows))))
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows; they are on disk when this returns."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from experiments.curves import learning_curve, read_lines
 from experiments.study_file import CONFIGS, Cell
+from hsg.files import write_whole
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -97,10 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder, given = sys.argv[1:] if arguments is None else arguments
     fields = json.loads(given)
     cell = Cell(**{**fields, "overrides": tuple(fields["overrides"])})
-    path = result_path(Path(folder), cell)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(run_cell(cell, Path(folder))), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(result_path(Path(folder), cell), json.dumps(run_cell(cell, Path(folder))))
     return 0
 
 

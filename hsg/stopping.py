@@ -48,6 +48,7 @@ def handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _received, _patient = 0, False  # what comes after in this process was not asked to stop
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -57,45 +56,40 @@ def propose(
     # Tasks whose candidates the cache holds together; the others come after them.
     longest = max(len(ids) + room for ids, room in zip(asked, rooms, strict=True))
     fitting = max(1, config.rollout.max_cache_tokens // (num_candidates * longest))
-    if len(asked) > fitting:
-        parts = [slice(begin, begin + fitting) for begin in range(0, len(asked), fitting)]
-        given: dict[str, Any] = {"num_candidates": num_candidates, "temperature": temperature, "cost": cost}
-        drawn = (
-            propose(config, policy, prompts, observations[p], keys[p], reflections=shown[p], **given) for p in parts
-        )
-        return [candidates for part in drawn for candidates in part]
-    repeated = [(i, c) for i in range(len(asked)) for c in range(num_candidates)]
-    decoder = Decoder(
-        policy.model,
-        policy.chat.stop_ids,
-        [asked[i] for i, _ in repeated],
-        shared=[i for i, _ in repeated],
-        use_cache=config.rollout.cache,
-        cost=cost,
-    )
-    responses = decoder.sample(
-        list(range(len(repeated))),
-        temperatures=[temperature] * len(repeated),
-        generators=[make_generator(*keys[i], "strategy", c) for i, c in repeated],
-        max_new_tokens=[rooms[i] for i, _ in repeated],
-    )
     strategies: list[list[Strategy]] = [[] for _ in asked]
-    for (i, _), response in zip(repeated, responses, strict=True):
-        row = Conversation(asked[i])
-        row.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
-        text = policy.chat.decode(response.ids)
-        parsed = parse_strategy(text)
-        strategies[i].append(
-            Strategy(
-                text if parsed is None else parsed,
-                parsed is not None,
-                not response.closed,
-                row.tokens(),
-                rooms[i],
-                prompt=texts[i],
-                reflection=shown[i],
-            )
+    for begin in range(0, len(asked), fitting):
+        portion = range(begin, min(begin + fitting, len(asked)))
+        repeated = [(i, c) for i in portion for c in range(num_candidates)]
+        decoder = Decoder(
+            policy.model,
+            policy.chat.stop_ids,
+            [asked[i] for i, _ in repeated],
+            shared=[i for i, _ in repeated],
+            use_cache=config.rollout.cache,
+            cost=cost,
         )
+        responses = decoder.sample(
+            list(range(len(repeated))),
+            temperatures=[temperature] * len(repeated),
+            generators=[make_generator(*keys[i], "strategy", c) for i, c in repeated],
+            max_new_tokens=[rooms[i] for i, _ in repeated],
+        )
+        for (i, _), response in zip(repeated, responses, strict=True):
+            row = Conversation(asked[i])
+            row.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
+            text = policy.chat.decode(response.ids)
+            parsed = parse_strategy(text)
+            strategies[i].append(
+                Strategy(
+                    text if parsed is None else parsed,
+                    parsed is not None,
+                    not response.closed,
+                    row.tokens(),
+                    rooms[i],
+                    prompt=texts[i],
+                    reflection=shown[i],
+                )
+            )
     return strategies
 
 

@@ -9,10 +9,10 @@ One id per line, comments after #.  Deliberately absent: tasks themselves (they 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hsg.files import write_whole
 from hsg.protocol import Task
 
 
@@ -22,10 +22,7 @@ def write_task_file(path: str | Path, ids: Iterable[str], note: str) -> None:
     for task_id in listed:
         if task_id != task_id.strip() or not task_id or task_id.startswith("#") or len(task_id.splitlines()) != 1:
             raise ValueError(f"a task id in a task file must be one line of text without #, got {task_id!r}; rename it")
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text("\n".join([f"# {' '.join(note.split())}", *listed, ""]), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, "\n".join([f"# {' '.join(note.split())}", *listed, ""]))
 
 
 def read_task_file(path: str | Path) -> list[str]:
