@@ -145,7 +145,7 @@ class Collector:
 
     @contextmanager
     def _forwards(self) -> Iterator[None]:
-        """A phase without collectives in which ranks forward the policy and the judge as often as they like."""
+        """A phase in which ranks forward the policy and the judge as often as they like, and do nothing else together."""
         models = [self.model, *([self.judge.model] if self.judge else [])]
         weights = self.config.rollout.weights
         with self.distributed.stoppable(), self.distributed.forwards(*models, weights=weights):

@@ -48,7 +48,7 @@ class Companions:
         self.novelty = Novelty(config, policy_model, distributed) if config.rnd.weight > 0 else None
 
     def read(self, trajectories: Sequence[Trajectory]) -> Signals:
-        """What credit wants to know of this rank's trajectories (P*N*M); every rank calls, one without tasks too."""
+        """What credit wants to know of this rank's trajectories (P*N*M); every rank calls, one without any too."""
         values = None if self.critic is None else self.critic.values(trajectories)
         bonuses = None if self.novelty is None else self.novelty.bonuses(self.policy_model, trajectories)
         return Signals(values, bonuses)
@@ -321,7 +321,8 @@ class Novelty:
         errors = (self.predictor(self._held) - self.target(self._held)).square().mean(-1)  # (turns,)
         self.errors = merge_moments([self.errors, *self.distributed.gather([moments(errors)])])
         scale = math.sqrt(self.errors[2] / max(self.errors[0], 1.0))
-        return list((errors / scale if scale > 0 else torch.zeros_like(errors)).split([len(x) for x in last]))
+        scaled = errors / scale if scale > 0 else torch.zeros_like(errors)
+        return [x.clone() for x in scaled.split([len(x) for x in last])]  # a view would be sent with all the others
 
     def _last_hidden(self, model: Any, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         found: dict[int, Tensor] = {}

@@ -95,7 +95,7 @@ def assign_credit(
 ) -> Credit:
     """Both levels' returns and advantages. strategies (P, N) or None; trajectories and judgments (P, N, M).
 
-    `gather` joins lists of all ranks for what is whitened over the batch; every rank calls, one without tasks too.
+    `gather` joins lists of all ranks for what is whitened over the batch; every rank calls, with nothing to add too.
     """
     signals = signals or Signals()
     num_tasks = len(trajectories)

@@ -1,7 +1,7 @@
 """The one seam to Accelerate and FSDP: who I am, where I compute, and how sums, gradients and records meet.
 
-Every rank plays and trains the tasks it owns.  Gradients are sums over tokens divided by global denominators, so they are
-added over ranks (never averaged), and metrics travel as sums and counts.
+Every rank plays and trains the tasks it owns, or its part of one (teams.py).  Gradients are sums over tokens divided by
+global denominators, so they are added over ranks (never averaged), and metrics travel as sums and counts.
 
     every rank holds the model    gradients meet once per optimizer step, here; ranks run any number of micro-batches
     the model is sharded          they meet in each backward pass (sharding.py), so ranks run equally many

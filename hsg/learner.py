@@ -288,7 +288,7 @@ class Learner:
             for part in self.distributed.equally_many(model, self._split(rows), [self._filler()]):
                 _, logprobs, _ = self.score(model, part)
                 for row, values in zip(part, logprobs.float().cpu(), strict=True):
-                    found[id(row)] = values[: len(row) - 1]
+                    found[id(row)] = values[: len(row) - 1].clone()  # a view would keep, and send, all rows
         return [found[id(row)] for row in rows]
 
     # ------------------------------------------------------------------------- log-probs of the old and reference policy

@@ -45,7 +45,7 @@ def iteration_records(
     judgments: Sequence[Sequence[Sequence[Judgment]]],
     credit: Credit,
 ) -> list[dict[str, Any]]:
-    """The lines of trajectories/iteration_*.jsonl for this rank's tasks, from which every advantage can be recomputed."""
+    """The lines of trajectories/iteration_*.jsonl for the given tasks, from which every advantage can be recomputed."""
     records: list[dict[str, Any]] = []
     for p, groups in enumerate(trajectories):
         task_index = first_task_index + p

@@ -78,7 +78,7 @@ def refill(
 ) -> tuple[Played, Dropped]:
     """Replace dead groups, at most `max_refills` times each, by those of spare tasks. `join`, `anywhere`: those of a `Team`.
 
-    In round r place p may have spare task r * num_places + p, so that no two ranks and no two rounds take the same one,
+    In round r place p may have spare task r * num_places + p, so that no two places and no two rounds take the same one,
     and what one place gets depends on no other.
     """
     dropped = Dropped()
@@ -90,7 +90,7 @@ def refill(
         if not anywhere(bool(wanted)):
             break
         fresh = play([(played.places[i][0], spare[at]) for i, at in wanted.items()])
-        dropped.rounds += bool(wanted)
+        dropped.rounds += 1  # every rank comes along
         dropped.groups += len(wanted)
         dropped.turns += sum(turns for i in wanted for _, turns in whole[i])
         played = _replaced(played, dict(zip(wanted, range(len(wanted)), strict=True)), fresh)

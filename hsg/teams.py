@@ -1,6 +1,6 @@
 """Who plays what of an iteration: whole tasks where there are enough of them, else parts of one task's rollouts.
 
-    P >= W    a rank owns whole tasks, and nothing in here asks the others for anything
+    P >= W    a rank owns whole tasks, and nothing is joined
     P < W     rank r is in the team of task r * P // W, whose members play consecutive parts of its N x M rollouts
 
     first observation   that of the first member whose environments start         -> `agreed`
@@ -10,7 +10,8 @@
 
 So an iteration of two tasks keeps eight ranks busy.  Ranks keep their order, so that joined parts are row-major (N, M) and
 the rows of all ranks stand as one rank would have them.  Deliberately absent: a rank with parts of two tasks (where P does
-not divide W some teams are larger by one rank).
+not divide W some teams are larger by one rank), process groups of teams (P < W groups of records reach every rank, which
+keeps its team's).
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class Team:
 
     def __init__(self, distributed: Distributed, tasks: Sequence[Task], size: int) -> None:
         self._distributed = distributed
-        rank, world_size = distributed.rank, distributed.world_size
         numbered = list(enumerate(tasks))
-        self.is_split = len(tasks) < world_size
-        self.places, self.begin, self.end, member = distributed.share(numbered), 0, size, 0
+        self.is_split = len(tasks) < distributed.world_size
         if self.is_split:
-            place = rank * len(tasks) // world_size
-            members = [r for r in range(world_size) if r * len(tasks) // world_size == place]
-            member = members.index(rank)
+            place_of = [r * len(tasks) // distributed.world_size for r in range(distributed.world_size)]
+            place = place_of[distributed.rank]
+            member, num_members = distributed.rank - place_of.index(place), place_of.count(place)
             self.places = [numbered[place]]
-            self.begin, self.end = (round(i * size / len(members)) for i in (member, member + 1))
-        self.leads = member == 0
+            self.begin, self.end = (round(i * size / num_members) for i in (member, member + 1))
+            self.leads = member == 0
+        else:
+            self.places, self.begin, self.end, self.leads = distributed.share(numbered), 0, size, True
 
     def owns(self, rollout: int) -> bool:
         """Whether this rank plays that one of a task's N*M rollouts."""
@@ -53,13 +54,22 @@ class Team:
         """The members' lists end to end, on each of them. Collective where tasks are split, of all teams."""
         if not self.is_split:
             return list(part)
-        place = self.places[0][0]
+        place = self.places[0][0]  # that of the iteration: a refill may bring it another task
         return [item for p, items in self._distributed.gather([(place, list(part))]) if p == place for item in items]
 
     def agreed(self, values: Sequence[T | None]) -> list[T | None]:
-        """For each of the rank's places the first value that any member has. Collective where tasks are split."""
-        return [next((v for v in self.join([value]) if v is not None), None) for value in values]
+        """For each of the rank's places the first value that any member has. Collective where tasks are split.
 
-    def anywhere(self, true: bool) -> bool:
-        """Whether it is so on any rank. Collective."""
-        return self._distributed.max(float(true)) > 0
+        A refill may leave a team without a place to play: it takes part all the same.
+        """
+        if not self.is_split:
+            return list(values)
+        return [next((v for v in held if v is not None), None) for held in zip(*self._of_members(values), strict=True)]
+
+    def _of_members(self, part: Sequence[T]) -> list[list[T]]:
+        """The members' lists one by one."""
+        return self.join([list(part)])
+
+    def anywhere(self, wanted: bool) -> bool:
+        """Whether any rank wants it. Collective."""
+        return self._distributed.max(float(wanted)) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ METHODS = {
     "strata": [],
     "window": ["rollout.context=window"],
     "dapo": ["algorithm=dapo", "judge.enabled=false", "rollout.max_refills=2"],
+    "refilled": ["rollout.max_refills=2"],
     "ppo": ["algorithm=ppo"],
     "rnd": ["algorithm=rnd", "reward.scale=0.0001"],
     "sge": ["algorithm=sge", "rollout.max_action_tokens=16", "reflection.p_bad=0.6"],
@@ -89,7 +91,9 @@ METHODS = {
 @pytest.mark.parametrize(
     ("method", "num_tasks", "num_ranks", "sharded"),
     [
-        *((method, 1, 2, []) for method in METHODS),
+        *((method, 1, 2, []) for method in METHODS if method != "refilled"),
+        ("refilled", 2, 3, []),  # one team may have a dead group while the other has none
+        ("refilled", 2, 3, ["rollout.weights=sharded"]),
         ("reflecting", 2, 3, []),  # teams of two ranks and of one
         ("dapo", 2, 3, []),
         ("strata", 1, 2, ["rollout.weights=sharded"]),
@@ -105,10 +109,30 @@ def test_rollouts_of_one_task_are_dealt_to_several_ranks(
     setup = say_how_many_are_played
     done = run(root, name, *given, *sharded, *(SHARDED if sharded else []), num_ranks=num_ranks, setup=setup)
     assert done.status == [0] * num_ranks, done.output[-3000:]
-    assert "plays 0" not in done.output
-    assert done.output.count("plays ") >= ITERATIONS * num_ranks
+    assert done.output.count("plays ") >= ITERATIONS * num_ranks  # each rank some, in each iteration
     # Each rank forwards the prompts of its own rows.
     assert_close_run(alone(root, *given), root / name, ITERATIONS, but=("cost/update_unique_tokens",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["strata", "ppo", "rnd"])
+def test_more_ranks_than_rollouts(root: Path, method: str) -> None:
+    """Two rollouts on three ranks: one of them plays and trains nothing, and takes part in everything."""
+    given = [*METHODS[method], "num_tasks=1", "num_rollouts=1"]
+    done = run(root, f"empty-{method}", *given, num_ranks=3)
+    assert done.status == [0] * 3, done.output[-3000:]
+    assert_close_run(alone(root, *given), root / f"empty-{method}", ITERATIONS, but=("cost/update_unique_tokens",))
+
+
+@pytest.mark.slow
+def test_dealt_rollouts_are_taken_up_by_other_ranks(root: Path) -> None:
+    """A signal to the second member in the middle of an update: both save and leave, and three ranks go on."""
+    given = ["num_tasks=1", "num_rollouts=3", "update.minibatch_trajectories=2"]
+    stopped = run(root, "taken-up", *given, num_ranks=2, kill=("optimizer_step", 8), send=signal.SIGTERM, to=1)
+    assert stopped.status == [143, 143], stopped.output[-3000:]
+    done = run(root, "taken-up", *given, num_ranks=3, resume="auto")
+    assert done.status == [0] * 3, done.output[-3000:]
+    assert_close_run(alone(root, *given), root / "taken-up", ITERATIONS, but=("cost/update_unique_tokens",))
 
 
 def say_how_many_are_played() -> None:

@@ -52,9 +52,23 @@ def test_whole_tasks_ask_nobody() -> None:
 
 def test_a_team_joins_its_own_parts_alone() -> None:
     """Ranks 0 and 1 share task 0, rank 2 has task 1; the lead's environment did not start."""
-    others = {0: [(0, [None])], 2: [(1, ["other world"])]}
+    others = {0: [(0, [[None]])], 2: [(1, [["other world"]])]}
     team = Team(Rank(1, 3, others), tasks(2), 4)
     assert ([p for p, _ in team.places], team.begin, team.end, team.leads) == ([0], 2, 4, False)
     assert team.agreed(["world"]) == ["world"]
     assert team.agreed([None]) == [None]
-    assert team.join([7, 8]) == [None, 7, 8]
+    assert team.join([7, 8]) == [[None], 7, 8]
+
+
+def test_a_team_without_a_place_takes_part() -> None:
+    """A refill that leaves this team nothing to play: one exchange all the same, or the others would wait for ever."""
+    asked = []
+
+    class Counting(Rank):
+        def gather(self, items: Any) -> list[Any]:
+            asked.append(items)
+            return super().gather(items)
+
+    team = Team(Counting(1, 3, {0: [(0, [[]])]}), tasks(2), 4)
+    assert team.agreed([]) == []
+    assert len(asked) == 1
