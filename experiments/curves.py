@@ -142,7 +142,10 @@ def draw_curves(axes: Sequence[Any], curves: Sequence[Mapping[str, Any]], reache
 
     Of a long line, one point an iteration, moving means are drawn: its tasks differ from iteration to iteration.
     """
+    from matplotlib.ticker import EngFormatter
+
     for axis, spent in zip(axes, SPENT, strict=True):
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 150k: six digits run into each other
         if points := mean_curve(curves, spent, reached) if curves else []:
             window = WINDOW if len(points) > 3 * WINDOW else 1
             x = [point[0] for point in points]
