@@ -409,3 +409,22 @@ def test_greedy_first_segment_is_recorded_at_temperature_one() -> None:
     for answer in two_segments(0.0, 0.7):
         assert set(answer.temperatures[: answer.num_first]) == {1.0}
         assert set(answer.temperatures[answer.num_first :]) <= {0.7}
+
+
+def test_keys_and_values_are_gone_with_the_decoder() -> None:
+    """At once, not when Python looks for circles: the caches of several iterations were held, gigabytes in an hour."""
+    import gc
+    import weakref
+
+    model = tiny_model("qwen2")
+    gc.collect()
+    gc.disable()
+    try:
+        decoder = Decoder(model, frozenset({0}), [[1, 2, 3]])
+        decoder.sample([0], temperatures=[1.0], generators=[make_generator("gone")], max_new_tokens=[2])
+        assert decoder.cache is not None
+        cache = weakref.ref(decoder.cache)
+        del decoder
+        assert cache() is None
+    finally:
+        gc.enable()
