@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class _RowLayer(CacheLayerMixin):
     def __init__(self, owner: RowCache) -> None:
         super().__init__()
         # Not a reference: in a circle the keys and values of every rollout would stay until Python looks for such circles.
-        self.owner: RowCache = weakref.proxy(owner)
+        self.owner = cast(RowCache, weakref.proxy(owner))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         slots, capacity = self.owner.num_slots, self.owner.capacity
