@@ -212,19 +212,26 @@ def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list
     return list(read_objects(path, needs)) if path.is_file() else []
 
 
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """The object that one line holds; None where it holds none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # brackets without end
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`."""
     rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
     with path.open("rb") as lines:
         for number, text in enumerate(lines, 1):
-            try:
-                found = json.loads(text)
-            except ValueError:
-                found = None
-            if not isinstance(found, dict) or not all(key in found for key in needs):
+            found = parse_object(text)
+            if found is None or not all(key in found for key in needs):
                 remedy = "take the line out, or name a run whose files are whole"
                 require(False, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
-            yield found
+            else:
+                yield found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from hsg import stopping
 from hsg.arguments import Parser, refuse
 from hsg.build import make_policy
 from hsg.config import Config
@@ -336,17 +337,18 @@ def read_result(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 bad input, 1 the evaluation itself failed, 130 interrupted (the same command goes on)."""
+    """Exit status: 0 done, 2 bad input, 1 the evaluation itself failed, 130 or 143 stopped (the same command goes on)."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        run(parse(arguments))
+        with stopping.handlers():
+            run(parse(arguments))
     except ValueError as error:
         return refuse(error)
     except (RuntimeError, OSError) as error:
         return refuse(error, 1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stopped:
+        print(f"{stopped}; the same command goes on where it was", file=sys.stderr)
+        return stopped.status
     return 0
 
 

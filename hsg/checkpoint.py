@@ -133,7 +133,9 @@ class Checkpoints:
             raise RuntimeError(f"{error}; the batch is in {folder}") from error
 
     def _forget(self, run: Path, newest: str) -> None:
-        """Delete the oldest beyond `keep`, and those from the middle of an update that is over now."""
+        """Delete the oldest beyond `keep`, those from the middle of an update that is over now, and what a kill left half."""
+        for folder in (run / "checkpoints").glob(".iteration_*.tmp"):
+            shutil.rmtree(folder)
         others = [p for p in _folders(run) if p.name != newest]
         for folder in (p for p in others if "_update_" in p.name):
             shutil.rmtree(folder)

@@ -12,19 +12,39 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, ClassVar
 
+from hsg import stopping
+
+POLL_SECONDS = 0.2
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[IO[str]]:
-    """The file, opened to append, and nobody else's as long as it is open here or in a process that inherited it."""
+    """The file, opened to append, and nobody else's as long as it is open here or in a process that inherited it.
+
+    `Stopped` where a signal comes while it waits.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _taken(file):
+                stopping.check()  # whoever waits in a thread hears of a signal here
+                time.sleep(POLL_SECONDS)
+        stopping.check()
         yield file
+
+
+def _taken(file: IO[str]) -> bool:
+    """Try to lock it. OSError where the file system knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Lock:

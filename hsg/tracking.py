@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 LOGS = ("metrics.jsonl", "eval.jsonl")
 FINISHED = "finished.json"
+_RECORD = re.compile(r"iteration_(\d{6,})\.jsonl")
 
 
 class RunFolder:
@@ -86,10 +88,12 @@ class RunFolder:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
                     sizes[path.name] = file.seek(0, os.SEEK_END)
-        return {"sizes": sizes, "num_iterations": len(self._records()), "logger_id": self._logger_id}
+        return {"sizes": sizes, "num_iterations": 1 + max(self._records(), default=-1), "logger_id": self._logger_id}
 
-    def _records(self) -> list[Path]:
-        return sorted((self.path / "trajectories").glob("iteration_*.jsonl"))
+    def _records(self) -> dict[int, Path]:
+        """The files of records by their iteration; what somebody else has put beside them is no record."""
+        found = ((_RECORD.fullmatch(path.name), path) for path in (self.path / "trajectories").glob("iteration_*"))
+        return {int(match[1]): path for match, path in found if match and path.is_file()}
 
     def _cut(self, state: Mapping[str, Any]) -> None:
         """Forget what was written after `state_dict` returned `state`, and that the run was finished."""
@@ -98,8 +102,9 @@ class RunFolder:
                 os.truncate(path, size)
                 if size == 0:
                     path.unlink()
-        for path in self._records()[state.get("num_iterations", 0) :]:
-            path.unlink()
+        for iteration, path in self._records().items():
+            if iteration >= state.get("num_iterations", 0):
+                path.unlink()
         (self.path / FINISHED).unlink(missing_ok=True)
 
     def finish(self, record: Mapping[str, Any]) -> None:

@@ -110,8 +110,11 @@ def make_saver(guesser: Policy, folder: Path, keep: int | None) -> tuple[Path, C
 
 def test_newest_checkpoints_and_the_initial_one_are_kept(guesser: Policy, tmp_path: Path) -> None:
     run, write = make_saver(guesser, tmp_path, 2)
+    half = run / "checkpoints" / ".iteration_000001_update_0003.tmp"  # of a process that was killed while it saved
+    half.mkdir(parents=True)
     for iteration in (0, 2, 4, 6):
         write(iteration)
+    assert not half.exists()
     assert names(run) == ["iteration_000000", "iteration_000004", "iteration_000006"]
 
 

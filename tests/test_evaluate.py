@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,21 @@ def test_command_prints_tables_and_writes_json(
         assert main([*asked[:5], "--compare", other]) == 0
         assert "+0.0 points, p = 1 (" in capsys.readouterr().out
     assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_the_command_with_its_status(
+    number: int,
+    status: int,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(evaluate, "play_once", lambda *_, **__: signal.raise_signal(number))
+    assert main([str(run_folder), "--num-samples", "2", "--out", str(tmp_path / "r.json")]) == status
+    said = f"stopped by {signal.Signals(number).name}; the same command goes on where it was\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_runs_of_two_seeds_meet_the_same_worlds(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

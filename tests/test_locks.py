@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from hsg import stopping
 from hsg.locks import Lock, locked
 
 
@@ -44,6 +48,29 @@ def test_file_stays_held_by_a_program_that_inherited_it(tmp_path: Path) -> None:
         program.kill()
         program.wait()
     assert is_free(path)
+
+
+def test_whoever_waits_hears_of_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a thread, where signals raise nothing; and what is free by then is not begun any more."""
+    path = tmp_path / "a.lock"
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            with locked(path):
+                pass
+        except stopping.Stopped as stopped:
+            heard.append(stopped)
+
+    with locked(path):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.1)
+        monkeypatch.setattr(stopping, "_received", signal.SIGTERM)
+        waiting.join(60)
+    assert [str(stopped) for stopped in heard] == ["stopped by SIGTERM"]
+    wait()
+    assert len(heard) == 2
 
 
 def test_folder_is_held_as_often_as_asked(tmp_path: Path) -> None:

@@ -245,7 +245,11 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
     run.finish({"asked": []})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 3, "a')
+    copy = run.path / "trajectories" / "iteration_000000-copy.jsonl"  # somebody's own, which counts for no iteration
+    copy.write_text("mine")
     RunFolder(config, "r", resume=state)
+    assert copy.read_text() == "mine"
+    copy.unlink()
     assert [line["iteration"] for line in objects(run.path / "metrics.jsonl")] == [0, 1]
     assert not (run.path / "eval.jsonl").exists()
     assert not (run.path / "finished.json").exists()
@@ -274,6 +278,13 @@ def test_lines_that_are_lost_are_named(
         ValueError, match=f"metrics.jsonl must have the {size} bytes it had at the checkpoint, got {size - 5}"
     ):
         resumed(tmp_path, "auto", "run.name=r")
+    for damage in (b"\0" * size, b"[" * (size - 1) + b"\n"):
+        log.write_bytes(damage)
+        with pytest.raises(
+            ValueError,
+            match="line 1 of .*metrics.jsonl must be an object as a run writes it, got .*put the file back, or",
+        ):
+            resumed(tmp_path, "auto", "run.name=r")
     log.unlink()
     assert resumed(tmp_path, "auto", "run.name=r") is not None
     assert (

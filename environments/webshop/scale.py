@@ -75,7 +75,9 @@ def draw_products(num_products: int, words: list[str], rng: np.random.Generator)
 
 def write_files(folder: Path, num_products: int, words: list[str], rng: np.random.Generator) -> None:
     with open(folder / "items_shuffle.json", "w", encoding="utf-8") as file:
-        products = tqdm(draw_products(num_products, words, rng), "write products", num_products, delay=2, leave=False, disable=None)
+        products = tqdm(
+            draw_products(num_products, words, rng), "write products", num_products, delay=2, leave=False, disable=None
+        )
         for number, product in enumerate(products):
             file.write(("[" if number == 0 else ",\n") + json.dumps(product))
         file.write("]")
