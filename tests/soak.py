@@ -140,12 +140,12 @@ class Watch:
         self.samples.append(total)
 
     def growth(self) -> dict[str, tuple[float, float]]:
-        """Means of the second and of the last sixth: what a beginning costs is not a leak."""
+        """Means of the fourth and of the last sixth: an allocator needs some twenty iterations until it has all it wants."""
         n = len(self.samples)
         if n < 30:
             print(f"{n} samples of processes, files and memory are too few to judge by", flush=True)
             return {}
-        parts = [self.samples[n // 6 : max(n // 6 + 1, n // 3)], self.samples[-max(1, n // 6) :]]
+        parts = [self.samples[n // 2 : 2 * n // 3], self.samples[-(n // 6) :]]
         return {k: (_mean(parts[0], k), _mean(parts[1], k)) for k in self.samples[0]}
 
 
@@ -216,8 +216,9 @@ def main() -> int:
     growth = watch.growth()
     for name, (early, late) in growth.items():
         print(f"{name}: {early:.0f} -> {late:.0f}")
-        # Threads of worlds that hang are given up and come back; files and memory breathe a little.
-        if late > 1.1 * early + {"megabytes": 30, "threads": 12}.get(name, 6):
+        # Threads of worlds that hang are given up and come back; files and memory breathe a little. A third of the time lies
+        # between the two.
+        if late > 1.05 * early + {"megabytes": 15, "threads": 12}.get(name, 6):
             wrong.append(f"{name} grew")
     print(f"{kills} kills; " + (f"NOT equal: {', '.join(wrong[:10])}; see {root}" if wrong else "equal in every bit"))
     if not wrong:
