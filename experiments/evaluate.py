@@ -52,6 +52,8 @@ def find_model(given: str) -> tuple[str, Path | None]:
         if not saved:
             raise ValueError(f"MODEL must have a checkpoint, got the run {given!r} without one; train it on")
         return str(saved[-1].parent), folder / "config.yaml"
+    if not folder.exists() and any(folder.parent.glob("*/config.yaml")):  # before the model hub is asked for it
+        raise ValueError(f"MODEL_OR_RUN must exist, got {given!r}; {str(folder.parent)!r} holds other runs")
     return given, None
 
 

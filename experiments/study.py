@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,15 @@ def _result(path: Path) -> dict[str, Any]:
     return result
 
 
+def changed(study: Study, overrides: Sequence[str]) -> Study:
+    """The study under a name of its own where `--set` changes every cell: its table must not pass for the study's."""
+    if not overrides:
+        return study
+    word = re.sub(r"[^A-Za-z0-9_.=,-]+", "_", "+".join(overrides))[:100]
+    title = f"{study.title} ({', '.join(overrides)})"
+    return dataclasses.replace(study, name=f"{study.name}+{word}", title=title)
+
+
 def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
@@ -142,7 +152,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="check every cell and print its command, run none")
     options = parser.parse_args(arguments)
-    study = read_study(options.study, options.scale)
+    study = changed(read_study(options.study, options.scale), options.set)
     cells = make_cells(study, _seeds(options.seeds), options.set)
     if options.dry_run:
         dry_run(study, cells)

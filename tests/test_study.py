@@ -18,7 +18,7 @@ import pytest
 from experiments import study as studies
 from experiments import study_file
 from experiments.curves import learning_curve
-from experiments.study import environment_of_cells, main, run_study
+from experiments.study import changed, environment_of_cells, main, run_study
 from experiments.study_cell import result_path, summarise_metrics
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, command, dry_run
@@ -283,6 +283,14 @@ def test_a_signal_is_passed_on_to_the_cells(
     assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--jobs", "2", "--out", str(tmp_path)]) == status
     assert [process.returncode for process in started] == [-number, -number]
     assert capsys.readouterr().err.endswith("; the same command goes on with the cells that have no result\n")
+
+
+def test_a_changed_study_has_a_folder_of_its_own() -> None:
+    """Its table would pass for the study's, and be put into docs/results.md as that."""
+    other = changed(STUDY, ["train.max_environment_turns=1500", "run/x=../../y"])
+    assert other.name == f"{STUDY.name}+train.max_environment_turns=1500+run_x=.._.._y"
+    assert other.title.endswith("(train.max_environment_turns=1500, run/x=../../y)")
+    assert changed(STUDY, []) is STUDY
 
 
 def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
