@@ -110,7 +110,7 @@ def changed(study: Study, overrides: Sequence[str]) -> Study:
     """The study under a name of its own where `--set` changes every cell: its table must not pass for the study's."""
     if not overrides:
         return study
-    word = re.sub(r"[^A-Za-z0-9_.=,-]+", "_", "+".join(overrides))[:100]
+    word = re.sub(r"[^A-Za-z0-9_.=,+-]+", "_", "+".join(overrides))[:100]
     title = f"{study.title} ({', '.join(overrides)})"
     return dataclasses.replace(study, name=f"{study.name}+{word}", title=title)
 
