@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+CLOSING_SECONDS = 1.0
+
 
 class CallTimeout(Exception):
     """The call did not return within its limit."""
@@ -52,13 +54,16 @@ class Pool:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._running: set[Call] = set()
         self._abandoned: set[threading.Thread] = set()
+        self._workers: list[threading.Thread] = []
         self._num_workers = num_workers
         self.waited_seconds = 0.0  # time the caller spent waiting for results
         for _ in range(num_workers):
             self._hire()
 
     def _hire(self) -> None:
-        threading.Thread(target=self._work, daemon=True, name="environment").start()
+        worker = threading.Thread(target=self._work, daemon=True, name="environment")
+        worker.start()
+        self._workers.append(worker)
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -108,3 +113,9 @@ class Pool:
         """Let the workers go. Calls that still hang die with the process."""
         for _ in range(self._num_workers):
             self._calls.put(None)
+        # Idle ones have ended when the interpreter is taken down: a thread that wakes up in the middle of that may abort it.
+        deadline = time.monotonic() + CLOSING_SECONDS
+        for worker in self._workers:
+            if worker not in self._abandoned:
+                worker.join(max(0.0, deadline - time.monotonic()))
+        self._workers.clear()

@@ -190,8 +190,9 @@ def test_grpo_is_strata_with_one_constant_strategy(make: Make, monkeypatch: pyte
 
 def replayed(strata: Trainer, flat: Trainer, episodes: Any) -> Any:
     """The trajectories of the other method's iteration 0, played once more."""
-    again = strata.collector._begin(0, list(enumerate(strata.collector.next_tasks(0))))
-    played = strata.collector._play(0, list(enumerate(strata.collector.next_tasks(0))), again, *_costs())
+    team = strata.collector._team(0)
+    again = strata.collector._begin(0, team, team.places)
+    played = strata.collector._play(0, team, team.places, again, *_costs())
     for episode in episodes:
         episode.wait()
         episode.abandon()

@@ -87,3 +87,19 @@ def test_close_lets_the_workers_go() -> None:
     for thread in mine:
         thread.join(HANG)
     assert not any(thread.is_alive() for thread in mine)
+
+
+def test_idle_workers_have_ended_when_it_is_closed() -> None:
+    """One that hangs is not waited for longer than a second."""
+    before = set(threading.enumerate())
+    pool = Pool(3, 60.0)
+    assert pool.result(pool.submit(lambda: 1)) == 1
+    pool.close()
+    assert set(threading.enumerate()) == before
+    stuck, pool = threading.Event(), Pool(2, 60.0)
+    pool.submit(stuck.wait)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 30
+    assert len(set(threading.enumerate()) - before) == 1
+    stuck.set()
