@@ -11,6 +11,7 @@ Deliberately absent: smoothing that hides (the thin line is the data, the thick 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -212,26 +213,29 @@ def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list
     return list(read_objects(path, needs)) if path.is_file() else []
 
 
-def parse_object(text: bytes) -> dict[str, Any] | None:
-    """The object that one line holds; None where it holds none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):  # brackets without end
-        return None
-    return found if isinstance(found, dict) else None
+def read_objects(
+    path: Path,
+    needs: Sequence[str] = (),
+    *,
+    until: float = math.inf,
+    remedy: str = "take the line out, or name a run whose files are whole",
+) -> Iterator[dict[str, Any]]:
+    """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`.
 
-
-def read_objects(path: Path, needs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """The object of each line. ValueError names the line that is none (a full disk cut it), or lacks a key of `needs`."""
+    `until`: lines that begin at this byte or behind it are not read.
+    """
     rule = " with ".join(["an object as a run writes it", *([", ".join(needs)] if needs else [])])
     with path.open("rb") as lines:
         for number, text in enumerate(lines, 1):
-            found = parse_object(text)
-            if found is None or not all(key in found for key in needs):
-                remedy = "take the line out, or name a run whose files are whole"
+            if lines.tell() - len(text) >= until:
+                break
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):  # RecursionError: brackets without end
+                found = None
+            if not isinstance(found, dict) or not all(key in found for key in needs):
                 require(False, f"line {number} of {path}", rule, text.decode(errors="replace"), remedy)
-            else:
-                yield found
+            yield found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

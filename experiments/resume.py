@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import parse_object
+from experiments.curves import read_objects
 from hsg.checkpoint import newest_checkpoint, read_state
-from hsg.checks import require
 from hsg.config import Config, RunConfig
 from hsg.configfile import load_config, to_dict
 from hsg.locks import lock
@@ -104,22 +103,11 @@ def _check_logs(folder: Path, state: Mapping[str, Any]) -> None:
                 "it to go on without the lines that are lost"
             )
         else:
-            _check_lines(path, size)
-
-
-def _check_lines(path: Path, size: int) -> None:
-    """What the run's curves and table will be made of; the part behind `size` is cut off anyway."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            require(
-                parse_object(line) is not None,
-                f"line {number} of {path}",
-                "an object as a run writes it",
-                line.decode(errors="replace"),
-                "put the file back, or delete it to go on without its lines",
-            )
-            if lines.tell() >= size:
-                break
+            # What the run's curves and table will be made of; the part behind `size` is cut off anyway.
+            for _ in read_objects(
+                path, until=size, remedy="put the file back, or delete it to go on without its lines"
+            ):
+                pass
 
 
 def _asked(path: Path) -> Any:

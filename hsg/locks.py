@@ -30,20 +30,21 @@ def locked(path: Path) -> Iterator[IO[str]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            while not _taken(file):
-                stopping.check()  # whoever waits in a thread hears of a signal here
-                time.sleep(POLL_SECONDS)
+        while not _taken(file):
+            stopping.check()  # whoever waits in a thread hears of a signal here
+            time.sleep(POLL_SECONDS)
         stopping.check()
         yield file
 
 
-def _taken(file: IO[str]) -> bool:
-    """Try to lock it. OSError where the file system knows no locks."""
+def _taken(file: IO[str] | int) -> bool:
+    """Try to lock an open file or folder; True also where the file system knows no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        pass
     return True
 
 
@@ -59,13 +60,9 @@ class Lock:
         if self._key in self._held:
             os.close(handle)
         else:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(handle):
                 os.close(handle)
-                raise
-            except OSError:  # a file system without locks
-                pass
+                raise BlockingIOError(f"{str(folder)!r} is held by another process")
             self._held[self._key] = [handle, 0]
         self._held[self._key][1] += 1
         self._open = True

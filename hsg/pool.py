@@ -53,17 +53,15 @@ class Pool:
         self.limit_seconds = limit_seconds
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._running: set[Call] = set()
-        self._abandoned: set[threading.Thread] = set()
-        self._workers: list[threading.Thread] = []
-        self._num_workers = num_workers
+        self._workers: set[threading.Thread] = set()  # but for those that were given up
         self.waited_seconds = 0.0  # time the caller spent waiting for results
         for _ in range(num_workers):
             self._hire()
 
     def _hire(self) -> None:
         worker = threading.Thread(target=self._work, daemon=True, name="environment")
+        self._workers.add(worker)
         worker.start()
-        self._workers.append(worker)
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -72,7 +70,7 @@ class Pool:
             self._running.add(call)
             call.run()
             self._running.discard(call)
-            if me in self._abandoned:  # its replacement is at work already
+            if me not in self._workers:  # its replacement is at work already
                 return
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Call:
@@ -105,17 +103,15 @@ class Pool:
 
     def _give_up(self, call: Call) -> None:
         """Replace the worker of a call that is over its limit, once."""
-        if call.worker is not None and call.worker not in self._abandoned:
-            self._abandoned.add(call.worker)
+        if call.worker in self._workers:
+            self._workers.remove(call.worker)
             self._hire()
 
     def close(self) -> None:
         """Let the workers go. Calls that still hang die with the process."""
-        for _ in range(self._num_workers):
+        for _ in self._workers:
             self._calls.put(None)
         # Idle ones have ended when the interpreter is taken down: a thread that wakes up in the middle of that may abort it.
         deadline = time.monotonic() + CLOSING_SECONDS
         for worker in self._workers:
-            if worker not in self._abandoned:
-                worker.join(max(0.0, deadline - time.monotonic()))
-        self._workers.clear()
+            worker.join(max(0.0, deadline - time.monotonic()))

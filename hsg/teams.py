@@ -64,11 +64,8 @@ class Team:
         """
         if not self.is_split:
             return list(values)
-        return [next((v for v in held if v is not None), None) for held in zip(*self._of_members(values), strict=True)]
-
-    def _of_members(self, part: Sequence[T]) -> list[list[T]]:
-        """The members' lists one by one."""
-        return self.join([list(part)])
+        of_members = self.join([values])  # one list of each
+        return [next((v for v in held if v is not None), None) for held in zip(*of_members, strict=True)]
 
     def anywhere(self, wanted: bool) -> bool:
         """Whether any rank wants it. Collective."""

@@ -176,10 +176,9 @@ def test_demonstrations_say_nothing_of_which_class_fits(task_set):
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_a_share_of_the_tasks_shows_the_fitting_class_once_more(share):
     """(1 - s)/4 + 2s/5 of the demonstrated strategies per task fit: at most 0.40, the bound on what a warm start may know."""
-    tasks = toy.make_task_set(clue_share=share).tasks("train")
     task_set = toy.make_task_set(clue_share=share)
     rates, places = [], collections.Counter()
-    for task in tasks:
+    for task in task_set.tasks("train"):
         for seed in SEEDS:
             fits = [d.fits for d in task_set.demonstrations(task, seed)]
             assert (len(fits), sum(fits)) in {(4, 1), (5, 2)}
