@@ -77,7 +77,7 @@ sge-smoke: setup ## two iterations of SGE on code repair with SmolLM2-135M (HSG_
 
 SEEDS ?= 0,1,2
 JOBS  ?= 2
-sge-toy: setup ## SGE, its ablations and its baselines in the toy world: SEEDS=0,1,2 JOBS=2
+sge-toy: ablate-sge ## SGE, its ablations and baselines in the toy world, and what its temperatures do: SEEDS=0,1,2 JOBS=2
 	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
 
 baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2

@@ -4,8 +4,8 @@
     python experiments/curves.py runs/a-0 runs/a-1 runs/b-0 --against-cost          success against iterations, environment
                                                                                     turns, sampled tokens and seconds
 
-Against cost, runs that differ in their seed alone are one line, their mean, in a band of their spread (StraTA's figure 3).
-Deliberately absent: smoothing that hides (the thin line is the data, the thick one its mean over nearby iterations).
+The thin line is the data, the thick one its mean over nearby iterations.  Against cost, runs that differ in their seed alone
+are one line, their mean, in a band of their spread (StraTA's figure 3); of long ones, only means over nearby iterations.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ SPENT = {
     "sampled_tokens": "sampled tokens",
     "seconds": "seconds of training",
 }
+SPENT_SIDE_BY_SIDE = {
+    **{name: label for name, label in SPENT.items() if name != "seconds"},
+    "processor_seconds": "processor seconds of training",
+}
+"""For runs that shared a machine: the wall time of each is that of all of them. Without engines in processes of their own."""
 REACHED = ("reward/success", "reward/outcome", "reward/score", "evaluation/success", "evaluation/score")
 OWN_EVALUATIONS = ("warm start", "before training", "training", "after training")
 """Labels of evaluations of the policy itself on the held-out tasks; the others take its strategy away, or are of another."""
@@ -101,13 +106,14 @@ def learning_curve(
     """
     reached = {e["iteration"]: e for e in evaluations if e["label"] in OWN_EVALUATIONS}
     curve: dict[str, list[float | None]] = defaultdict(list)
-    spent = dict.fromkeys(("environment_turns", "sampled_tokens", "seconds"), 0.0)
+    spent = dict.fromkeys(("environment_turns", "sampled_tokens", "seconds", "processor_seconds"), 0.0)
     for line in [*([{}] if 0 in reached else []), *lines]:
         iteration = line["iteration"] + 1 if line else 0
         if line:
             spent["environment_turns"] += line["cost/environment_turns"]
             spent["sampled_tokens"] += line["cost/sampled_tokens"]
             spent["seconds"] += line["time/iteration_seconds"]
+            spent["processor_seconds"] += line.get("time/processor_seconds", 0.0)  # older runs have not counted them
         held_out = {f"evaluation/{name}": value for name, value in reached.get(iteration, {}).items()}
         for name, value in (
             ("iteration", iteration), *spent.items(),
@@ -118,7 +124,10 @@ def learning_curve(
 
 
 def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) -> list[tuple[float, float, float]]:
-    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones."""
+    """(mean spent, mean reached, spread) where every seed was measured: the places they share, and their last ones.
+
+    Long curves, one point an iteration, are moving means of each seed: tasks differ from iteration to iteration.
+    """
     kept = [[i for i, value in enumerate(c[reached]) if value is not None] for c in curves]
     if not all(kept):
         return []
@@ -126,11 +135,16 @@ def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) ->
     places = [[i] * len(curves) for i in shared]
     ends = [k[-1] for k in kept]
     places += [] if shared and ends == places[-1] else [ends]
-    points = []
-    for place in places:
-        x, y = ([c[name][i] for c, i in zip(curves, place, strict=True)] for name in (spent, reached))
-        points.append((statistics.fmean(x), statistics.fmean(y), statistics.stdev(y) if len(y) > 1 else 0.0))
-    return points
+    window = WINDOW if len(places) > 3 * WINDOW else 1
+    x, y = (
+        [moving_mean([curve[name][place[seed]] for place in places], window) for seed, curve in enumerate(curves)]
+        for name in (spent, reached)
+    )
+    several = len(curves) > 1
+    return [
+        (statistics.fmean(xs), statistics.fmean(ys), statistics.stdev(ys) if several else 0.0)
+        for xs, ys in zip(zip(*x, strict=True), zip(*y, strict=True), strict=True)
+    ]
 
 
 def line_style(place: int) -> dict[str, Any]:
@@ -138,21 +152,31 @@ def line_style(place: int) -> dict[str, Any]:
     return {"color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
 
 
-def draw_curves(axes: Sequence[Any], curves: Sequence[Mapping[str, Any]], reached: str, label: str, place: int) -> None:
-    """One line in each of four panels (`SPENT`): the mean over equal runs (see `learning_curve`), band: their spread.
-
-    Of a long line, one point an iteration, moving means are drawn: its tasks differ from iteration to iteration.
-    """
+def draw_curves(
+    axes: Sequence[Any],
+    curves: Sequence[Mapping[str, Any]],
+    reached: str,
+    label: str,
+    place: int,
+    spent: Mapping[str, str] = SPENT,
+) -> None:
+    """One line in each panel, one for each of `spent`: the mean over equal runs (see `learning_curve`), band: their spread."""
     from matplotlib.ticker import EngFormatter
 
-    for axis, spent in zip(axes, SPENT, strict=True):
+    for axis, name in zip(axes, spent, strict=True):
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 150k: six digits run into each other
-        if points := mean_curve(curves, spent, reached) if curves else []:
-            window = WINDOW if len(points) > 3 * WINDOW else 1
-            x = [point[0] for point in points]
-            axis.plot(x, moving_mean([mean for _, mean, _ in points], window), label=label, **line_style(place))
-            low, high = (moving_mean([m + sign * spread for _, m, spread in points], window) for sign in (-1, 1))
-            axis.fill_between(x, low, high, color=line_style(place)["color"], alpha=0.1, linewidth=0)
+        if points := mean_curve(curves, name, reached) if curves else []:
+            x, mean, spread = zip(*points, strict=True)
+            draw_band(axis, x, mean, spread, label, place)
+
+
+def draw_band(
+    axis: Any, x: Sequence[float], mean: Sequence[float], spread: Sequence[float], label: str, place: int
+) -> None:
+    """A line in a band of one spread to each side."""
+    axis.plot(x, mean, label=label, **line_style(place))
+    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+    axis.fill_between(x, low, high, color=line_style(place)["color"], alpha=0.1, linewidth=0)
 
 
 def write_cost_curves(

@@ -100,7 +100,7 @@ def _result(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_bytes())
     except ValueError:
         result = None
-    whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve"} <= result.keys()
+    whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve", "versions"} <= result.keys()
     remedy = "delete that file, and the cell is run again"
     require(whole, "a cell's result", "what this command wrote", str(path), remedy)
     return result
@@ -162,7 +162,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         failed = run_study(study, cells, options.out, max(1, options.jobs))
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(options.out, cell).is_file()]
-    results = [_result(result_path(options.out, cell)) | {"cell": cell.name} for cell in there]
+    results = [_result(result_path(options.out, cell)) | {"cell": cell.name, "key": cell.key} for cell in there]
     if results:
         print(write_results(study, results, options.out / study.name))
     return 1 if failed else 0

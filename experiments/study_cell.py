@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -47,24 +48,39 @@ def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
     config = load_config(CONFIGS / cell.base, [*cell.overrides, *quiet])
     trains = config.train.iterations > 0
     began = time.process_time()
+    versions = {"commit": commit(), "torch": torch.__version__}  # now: the files may change while it runs
     with opened(config, Distributed(), cell.key, logged=trains) as (task_set, trainer):
         if trains:
             if config.evaluation.initial:
                 trainer.evaluate(0, "before training")
             final_evaluations(config, task_set, trainer, trainer.train())
-        trained_seconds = time.process_time() - began
         tasks = evaluation_tasks(config, task_set, cell.split, "split")
         embed = trainer.collector.embed or load_encoder(config.model.encoder, trainer.distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
     run = out / "runs" / cell.key
     logged = [read_lines(run, name) for name in ("metrics.jsonl", "eval.jsonl")] if trains else []
     return {
-        "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides),
-        "train_cpu_seconds": trained_seconds, "cpu_seconds": time.process_time() - began,
+        "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides), "versions": versions,
+        "cpu_seconds": time.process_time() - began,
         **judge_samples(samples, embed), "curve": learning_curve(*logged) if logged else {},
         "metrics": summarise_metrics(logged[0]) if logged else {},
         "evaluations": {e["label"]: e for e in logged[1]} if logged else {},
     }  # fmt: skip
+
+
+def commit() -> str:
+    """The commit of this checkout, with a + where its files differ from it; "unknown" outside of one."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        name = subprocess.run(
+            [*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.strip() + ("+" if changed.strip() else "")
 
 
 def judge_samples(samples: Sequence[Sequence[Any]], embed: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hsg.configfile import load_config, read_yaml, to_dict
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 SCALES = Path(__file__).resolve().parent / "scales"
-VERSION = 1  # raise it when a cell's result means something else
+VERSION = 2  # raise it when a cell's result means something else
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Study:
     hard     the cell (before training) that decides which tasks are hard: those that none of its samples solves
     paper    cell -> what the paper reports for it, set beside ours; `paper_of`: of which benchmark and measure that is
     launch   the accelerate file of the commands that --dry-run prints
+    needs    option of the environment, as coding.data -> the data that it has to name and that this project does not ship
     """
 
     name: str
@@ -48,6 +49,7 @@ class Study:
     paper_of: str = "paper"
     curve: str = "reward/success"
     launch: str | None = None
+    needs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def read_study(path: Path, scale: str | None = None) -> Study:
         ("curve", str, "a text"), ("set", dict, "a mapping of options"), ("columns", dict, "a mapping of names to paths"),
         ("paper", dict, "a mapping of cells to texts"), ("hard", str | None, "the name of a cell"),
         ("paper_of", str, "a text"), ("launch", str | None, "a file of experiments/accelerate"),
+        ("needs", dict, "a mapping of options to texts"),
     ):  # fmt: skip
         require(key not in given or isinstance(given[key], kind), key, f"{rule} in {str(path)!r}", given.get(key))
     known_cells = [str(name) for name in given["cells"]]
@@ -108,7 +111,7 @@ def _at_scale(path: Path, given: dict[str, Any], scale: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            both = key == "set" and isinstance(value, dict)
+            both = key in ("set", "cells") and isinstance(value, dict) and isinstance(merged.get(key, {}), dict)
             merged[key] = {**merged.get(key, {}), **value} if both else value
     return merged
 
@@ -122,7 +125,7 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
         whole = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 1
         require(whole, f"samples of cell {name}", "a whole number >= 1", samples)
         try:
-            plain = [f"{key}={json.dumps(value)}" for key, value in options.items()] + list(extra)
+            plain = [*as_options(options), *extra]
         except (TypeError, ValueError):  # ValueError: a value that holds itself
             raise ValueError(f"options of cell {name} must be plain values, got {options!r:.200}") from None
         own = [item for item in plain if item.split("=")[0].strip().startswith(("seed", "run."))]
@@ -133,9 +136,16 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
             config = to_dict(load_config(CONFIGS / study.base, overrides))
             for section in ("run", "log"):
                 del config[section]
+            if (listed := config["tasks"]["file"]) is not None:  # what it lists counts, and not its name
+                config["tasks"]["file"] = Path(listed).read_text(encoding="utf-8") if Path(listed).is_file() else listed
             key = _digest([VERSION, config, study.split, samples])
             cells.setdefault((name, key), Cell(name, seed, study.base, overrides, study.split, samples, key))
     return list(cells.values())
+
+
+def as_options(options: Mapping[str, Any]) -> list[str]:
+    """KEY=VALUE of each option, as `--set` takes them."""
+    return [f"{key}={json.dumps(value)}" for key, value in options.items()]
 
 
 def _digest(value: Any) -> str:

@@ -41,7 +41,12 @@ def check_splits(cells: Sequence[Cell]) -> None:
 
 
 def dry_run(study: Study, cells: Sequence[Cell]) -> None:
-    """Check every cell, then print the commands of all. ValueError where a cell is impossible."""
+    """Check every cell, then print the commands of all. ValueError where a cell is impossible.
+
+    Where data that has to be brought is not named, cells are checked on the few tasks that are here, and that is said.
+    """
+    lacking = [option for option in study.needs if not all(_names_data(cell, option) for cell in cells)]
+    asked, cells = cells, [with_few_tasks(cell) for cell in cells] if lacking else cells
     check_splits(cells)
     begun: list[object] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,12 +65,28 @@ def dry_run(study: Study, cells: Sequence[Cell]) -> None:
         "# checked: options, splits, tasks, prompts; trainer, judge, encoder, critic around a stand-in model; an episode"
     )
     print(f"# not checked: weights and tokenizer of {', '.join(sorted(models))}, and the memory that they need")
+    for option in lacking:
+        print(f"# not checked: the data. FOLDER is to be {study.needs[option]}; --set {option}=FOLDER checks it too")
     told: set[str] = set()
-    for cell in cells:
+    for cell in asked:
         print(f"\n# {cell.name}, seed {cell.seed}" + (": the same run as above" if cell.key in told else ""))
         if cell.key not in told:
-            print(command(study, cell))
+            print(
+                command(
+                    study, dataclasses.replace(cell, overrides=(*cell.overrides, *(f"{o}=FOLDER" for o in lacking)))
+                )
+            )
         told.add(cell.key)
+
+
+def _names_data(cell: Cell, option: str) -> bool:
+    """`option`: ENVIRONMENT.NAME, which a configuration keeps among the options of its environment."""
+    return load_config(CONFIGS / cell.base, cell.overrides).environment.options.get(option.split(".")[1]) is not None
+
+
+def with_few_tasks(cell: Cell) -> Cell:
+    """The cell with one task an iteration: as much as an environment without its data may have."""
+    return dataclasses.replace(cell, overrides=(*cell.overrides, "num_tasks=1", "evaluation.num_tasks=1"))
 
 
 def command(study: Study, cell: Cell) -> str:

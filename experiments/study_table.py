@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import SPENT, draw_curves, line_style
+from experiments.curves import SPENT_SIDE_BY_SIDE, draw_band, draw_curves
 from experiments.samples import unsolved
-from experiments.study_file import Study
+from experiments.study_file import Study, as_options
 
-Value = tuple[float, float | None]
-"""Mean over seeds and their sample standard deviation; None for a single seed."""
+Value = tuple[float, float | None, int]
+"""Mean over seeds, their sample standard deviation (None for a single seed), and how many seeds have such a number."""
 
 
 def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path) -> str:
@@ -32,18 +32,20 @@ def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path)
     for name in study.cells:
         mine = [dict(r) for r in results if r["cell"] == name]
         for result in mine:
-            result["hard_solved"] = None if hard is None else sum(result["per_task"][task][1] > 0 for task in hard)
+            if hard is not None and name != study.hard:  # that cell solves none of them by definition
+                result["hard_solved"] = sum(result["per_task"][task][1] > 0 for task in hard)
         if mine:
             seeds[name] = len(mine)
             rows[name] = {c: v for c, path in columns.items() if (v := mean_and_spread(mine, path)) is not None}
     with (out / "table.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         parts = [f"{c} {part}" for c in columns for part in ("mean", "spread")]
-        writer.writerow(["cell", "seeds", *parts, study.paper_of, "settings"])
+        writer.writerow(["cell", "seeds", *parts, study.paper_of, "settings", "keys"])
         for name, values in rows.items():
-            numbers = [n for c in columns for n in (values.get(c) or (None, None))]
-            writer.writerow([name, seeds[name], *numbers, study.paper.get(name), settings(study, name)])
-    text = markdown(study, list(columns), rows, seeds)
+            numbers = [n for c in columns for n in (values[c][:2] if c in values else (None, None))]
+            keys = " ".join(r["key"] for r in results if r["cell"] == name)
+            writer.writerow([name, seeds[name], *numbers, study.paper.get(name), settings(study, name), keys])
+    text = markdown(study, list(columns), rows, seeds) + "\n\n" + measured_with(results)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_curves(study, results, out / "curves.csv")
     plot(study, results, out / "plot.png")
@@ -79,7 +81,7 @@ def mean_and_spread(results: Sequence[Mapping[str, Any]], path: str) -> Value | 
     values = [value for r in results if (value := look_up(r, path)) is not None]
     if not values:
         return None
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)
 
 
 def look_up(result: Any, path: str) -> float | None:
@@ -95,7 +97,7 @@ def look_up(result: Any, path: str) -> float | None:
 
 def settings(study: Study, name: str) -> str:
     """What distinguishes a cell, as it would be typed."""
-    return ", ".join(f"{key}={value}" for key, value in study.cells[name].items()) or "as the base config"
+    return ", ".join(as_options(study.cells[name])).replace('"', "") or "as the base config"
 
 
 def markdown(
@@ -105,17 +107,24 @@ def markdown(
     heads = ["", *columns, *([study.paper_of] if study.paper else []), "seeds", "settings"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for name, values in rows.items():
-        shown = [_shown(values.get(column)) for column in columns]
+        shown = [_shown(values.get(column), seeds[name]) for column in columns]
         paper = [study.paper.get(name, "")] if study.paper else []
         lines.append("| " + " | ".join([name, *shown, *paper, str(seeds[name]), f"`{settings(study, name)}`"]) + " |")
     return "\n".join(lines)
 
 
-def _shown(value: Value | None) -> str:
+def measured_with(results: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence: the commits and versions of the cells, of which a table should have one."""
+    found = sorted({f"commit {r['versions']['commit']}, torch {r['versions']['torch']}" for r in results})
+    return f"Measured at {' and '.join(found)}."
+
+
+def _shown(value: Value | None, seeds: int) -> str:
     if value is None:
         return ""
-    mean, spread = value
-    return f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
+    mean, spread, count = value
+    text = f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
+    return text if count == seeds else f"{text} ({count} of {seeds})"
 
 
 def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path | None:
@@ -125,16 +134,17 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     except ImportError:
         return None
     figure = Figure(figsize=(24, 5), layout="constrained")
-    axes = figure.subplots(1, len(SPENT) + 1)
+    axes = figure.subplots(1, len(SPENT_SIDE_BY_SIDE) + 1)
     for place, name in enumerate(study.cells):
         mine = [r for r in results if r["cell"] == name]
-        draw_curves(axes[:-1], [r["curve"] for r in mine if r["curve"]], study.curve, name, place)
+        draw_curves(axes[:-1], [r["curve"] for r in mine if r["curve"]], study.curve, name, place, SPENT_SIDE_BY_SIDE)
         passes = [r["measures"]["pass_at_k"] for r in mine if "pass_at_k" in r["measures"]]
         if passes:
-            length = min(map(len, passes))
-            y = [statistics.fmean(p[k] for p in passes) for k in range(length)]
-            axes[-1].plot(range(1, length + 1), y, label=name, **line_style(place))
-    for axis, label in zip(axes, (*SPENT.values(), "k"), strict=True):
+            columns = [p for p in zip(*passes, strict=False)]  # as many k as every seed has
+            mean = [statistics.fmean(column) for column in columns]
+            spread = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in columns]
+            draw_band(axes[-1], range(1, len(columns) + 1), mean, spread, name, place)
+    for axis, label in zip(axes, (*SPENT_SIDE_BY_SIDE.values(), "k"), strict=True):
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(study.curve)

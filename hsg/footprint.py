@@ -1,9 +1,10 @@
 """Bytes and arithmetic of one iteration on one rank, from numbers alone.
 
-    held      weights + gradients + AdamW's two moments (float32, sharded) + reference + critic      all the time
+    held      weights + AdamW's two moments (float32, sharded) + reference + critic      all the time
     rollout   held + whole weights gathered + attention cache + one forward of all rows of a stream
-    update    held + layers borrowed + activations of a micro-batch + the larger of a chunk of logits and a layer's gradients
-    step      held + AdamW's scratch
+    update    held + gradients (float32, sharded) + layers borrowed + activations of a micro-batch
+              + the larger of a chunk of logits and a layer's gradients
+    step      held + gradients + AdamW's scratch
     peak      the largest of the three
 
 Activations are what autograd keeps of a packed micro-batch (packing.py), counted per token and layer; each formula says
@@ -124,7 +125,7 @@ class Footprint:
 
     @property
     def held(self) -> int:
-        return self.weights + self.gradients + self.moments + self.reference + self.critic
+        return self.weights + self.moments + self.reference + self.critic
 
     @property
     def rollout(self) -> int:
@@ -132,11 +133,11 @@ class Footprint:
 
     @property
     def update(self) -> int:
-        return self.held + self.borrowed + self.activations + self.flowing
+        return self.held + self.gradients + self.borrowed + self.activations + self.flowing
 
     @property
     def step(self) -> int:
-        return self.held + self.scratch
+        return self.held + self.gradients + self.scratch
 
     @property
     def peak(self) -> int:
@@ -187,7 +188,7 @@ def footprint(
     largest = max(model.head, model.hidden_size * model.intermediate_size)
     return Footprint(
         weights=round(share * (model.parameters + adapters)),
-        gradients=round(share * trained),  # they stay until the next optimizer step begins
+        gradients=round(share * trained),
         moments=round(2 * share * trained),
         reference=round(share * model.parameters) if with_reference and not adapters else 0,
         critic=critic if with_critic else 0,

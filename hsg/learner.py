@@ -142,6 +142,7 @@ class Learner:
                 at.num_done += 1
                 if at.num_done < config.epochs * num_parts:
                     self.distributed.stop_together()
+        self.optimizer.zero_grad(set_to_none=True)  # 4 bytes a weight that the next rollout has for its cache
         self.model.eval()
         self.underway = None
         merged = merge_metrics(self.distributed.gather([merge_metrics(at.metrics)]))

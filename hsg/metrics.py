@@ -16,7 +16,8 @@ Sums = dict[str, tuple[float, float]]
 """Name -> (sum, count); the metric is their quotient. A count of 0 leaves it undefined; a `TOTALS` is the sum itself."""
 
 TOTALS = (
-    "cost/", "fault/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/sampled", "time/trained",
+    "cost/", "fault/", "advantage/penalty_only_groups", "rollout/dropped_groups", "time/processor", "time/sampled",
+    "time/trained",
 )  # fmt: skip
 """Names, or beginnings of names, of what is added up over ranks and not averaged."""
 
@@ -80,7 +81,11 @@ def speed_metrics(
 def played_metrics(
     trajectories: Sequence[Sequence[Sequence[Trajectory]]], dropped: Mapping[str, int], turn_cap: int
 ) -> Sums:
-    """Turns that environments were asked for, those of dropped groups too; what refills did; how long episodes may be."""
+    """Turns that the policy took, those of dropped groups too; what refills did; how long episodes may be.
+
+    A turn without a readable action counts and no environment saw it; those of an attempt that broke and was played anew
+    (`rollout.env_retries`) do not count.
+    """
     turns = sum(len(t.turns) for task in trajectories for group in task for t in group)
     return {
         "cost/environment_turns": (float(turns + dropped["turns"]), 0.0),

@@ -35,7 +35,7 @@ from hsg.footprint import (
 GIB = 2**30
 MEANINGS = {
     "weights": "float32 master weights",
-    "gradients": "float32, kept until the next optimizer step begins",
+    "gradients": "update: float32, given back before the next rollout",
     "moments": "AdamW's two",
     "reference": "the initial policy, for KL or judgment",
     "critic": "whole on each rank, with its gradients and moments",
@@ -49,7 +49,7 @@ MEANINGS = {
 }
 PHASES = {
     "held": "all the time", "rollout": "held + gathered + cache + forward",
-    "update": "held + borrowed + activations + flowing", "step": "held + scratch",
+    "update": "held + gradients + borrowed + activations + flowing", "step": "held + gradients + scratch",
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._began = time.monotonic()
+        self._began, self._processor_began = time.monotonic(), time.process_time()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -35,6 +35,10 @@ class Clock:
 
     def total(self) -> float:
         return time.monotonic() - self._began
+
+    def processor(self) -> float:
+        """Processor seconds of this process, all its threads: what else the machine does hardly changes them."""
+        return time.process_time() - self._processor_began
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 512, repeats: int = 5) -> float:

@@ -174,6 +174,7 @@ class Trainer:
         drawn = self.collector.own_costs(collected.costs)
         sums = collected.sums | mx.update_costs(vars(spent))
         sums |= mx.speed_metrics(drawn, vars(spent), self._arithmetic, self._matmul_rate, clock.total())
+        sums["time/processor_seconds"] = (clock.processor(), 0.0)
         merged = mx.merge(self.distributed.gather([sums]))
         pool = self.collector.rollout.pool
         waited, pool.waited_seconds = pool.waited_seconds, 0.0

@@ -92,9 +92,9 @@ def test_bytes_by_hand() -> None:
     assert layer_activations(SMALL, ONE) == 4 * (2 * 3 * 8 + 3 * 8 + 2 * 4 + 4 + 4 * 16)
     assert size.activations == 50 * (3 * layer_activations(SMALL, ONE) + 2 * 4 * 8)
     assert size.flowing == 16 * 50 * 100 + 50 * 4 * 8 + 4 * 800  # logits, hidden states, the head's gradient
-    assert size.held == 16 * parameters
-    assert size.update == size.held + size.activations + size.flowing
-    assert size.step == size.held + 4 * parameters
+    assert size.held == 12 * parameters
+    assert size.update == size.held + 4 * parameters + size.activations + size.flowing
+    assert size.step == size.held + 2 * 4 * parameters
     assert size.peak == max(size.rollout, size.update, size.step)
 
     config = make_config({**given, "loss": {"kl_coef": 0.1}, "model": {"gradient_checkpointing": True}})

@@ -69,12 +69,25 @@ def test_ablations_share_the_whole_method() -> None:
         assert len(keys) == 1, scale
 
 
-def test_sge_ablations_are_cells_of_the_toy_study() -> None:
-    keys = [
-        {cell.key for cell in make_cells(read_study(STUDIES / f"{name}.yaml"), [0])}
-        for name in ("ablate-sge", "sge_toy")
-    ]
-    assert keys[0] < keys[1]
+def test_a_scale_changes_one_cell_and_keeps_the_others() -> None:
+    """64 samples before training find the hard tasks at toy; the paper has 8 of every cell."""
+    toy, paper = (read_study(STUDIES / "ablate-sge.yaml", scale) for scale in ("toy", "paper"))
+    assert list(toy.cells) == list(paper.cells)
+    for study, first, others in ((toy, 64, 16), (paper, 8, 8)):
+        samples = {cell.name: cell.samples for cell in make_cells(study, [0])}
+        assert samples.pop("before training") == first
+        assert set(samples.values()) == {others}
+
+
+@pytest.mark.slow
+def test_commands_of_the_paper_are_printed_without_its_data(capsys: Any) -> None:
+    """Real problems are not shipped: what is left unchecked is said, and where the data goes stands in each command."""
+    study = read_study(STUDIES / "ablate-sge.yaml", "paper")
+    dry_run(study, make_cells(study, [0]))
+    said = capsys.readouterr().out
+    assert "# not checked: the data. FOLDER is to be the folder of LeetCodeDataset's" in said
+    assert said.count("--set 'coding.data=FOLDER'") == said.count("accelerate launch") == len(study.cells)
+    assert "num_tasks=1" not in said
 
 
 def test_every_cell_of_groups_plays_equally_much() -> None:
@@ -230,6 +243,7 @@ def test_finished_cells_stay_and_broken_ones_are_named(
 def test_studies_share_finished_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another study with an equal cell starts nothing, and its table has the result under its own name."""
     made = {"seed": 0, "measures": {"pass_at_k": [0.5]}, "per_task": {"t": [1, 1]}, "curve": {}}
+    made |= {"versions": {"commit": "0123abc", "torch": "2"}}
 
     def fake(command: list[str], **_: Any) -> Any:
         (tmp_path / "out" / "cells" / f"{json.loads(command[-1])['key']}.json").write_text(json.dumps(made))
@@ -303,7 +317,10 @@ def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(cell: str, passes: list[float], per_task: dict[str, list[int]]) -> dict[str, Any]:
-    return {"cell": cell, "measures": {"pass_at_k": passes}, "per_task": per_task, "curve": {}}
+    versions = {"commit": "0123abc", "torch": "2"}
+    return {"cell": cell, "key": cell * 2, "measures": {"pass_at_k": passes}, "per_task": per_task, "curve": {}} | {
+        "versions": versions
+    }
 
 
 def test_table_by_hand(tmp_path: Path) -> None:
@@ -313,15 +330,21 @@ def test_table_by_hand(tmp_path: Path) -> None:
         result("A", [0.4, 0.5], {"t": [2, 2], "u": [2, 2], "v": [2, 1]}),
     ]
     assert hard_tasks(STUDY, results) == ["t", "v"]
-    assert mean_and_spread(results[1:], "measures.pass_at_k.0") == (pytest.approx(0.3), pytest.approx(0.1 * 2**0.5))
+    assert mean_and_spread(results[1:], "measures.pass_at_k.0") == (pytest.approx(0.3), pytest.approx(0.1 * 2**0.5), 2)
     lines = write_results(STUDY, results, tmp_path).splitlines()
     assert lines[0] == "|  | pass@1 | pass@2 | hard tasks solved (of 2) | paper | seeds | settings |"
-    assert lines[2] == "| base | 0.1 | 0.2 | 0 |  | 1 | `train.iterations=0` |"
+    assert lines[2] == "| base | 0.1 | 0.2 |  |  | 1 | `train.iterations=0` |"
     assert lines[3] == "| A | 0.3 ± 0.14 | 0.5 ± 0 | 1.5 ± 0.71 | 9.9 | 2 | `as the base config` |"
-    assert len(lines) == 4  # a cell without results has no line
+    assert lines[4:] == ["", "Measured at commit 0123abc, torch 2."]  # a cell without results has no line
     rows = (tmp_path / "table.csv").read_text().splitlines()
     assert rows[0].startswith("cell,seeds,pass@1 mean,pass@1 spread")
     assert rows[2].startswith("A,2,0.3")
+    assert rows[2].endswith(",AA AA")
+    del results[2]["measures"]["pass_at_k"][1]
+    other = replace(STUDY, paper={})
+    assert "| A | 0.3 ± 0.14 | 0.5 (1 of 2) |" in write_results(other, results, tmp_path)
+    results[0]["versions"] = {"commit": "9", "torch": "2"}
+    assert write_results(other, results, tmp_path).endswith("at commit 0123abc, torch 2 and commit 9, torch 2.")
 
 
 def test_numbers_at_a_path() -> None:
@@ -354,7 +377,7 @@ def test_curves_are_written(tmp_path: Path) -> None:
 def test_baselines_meet_equal_conditions() -> None:
     """Every trained method, one warm start, equal trajectories, turns and optimizer; a window would be another model."""
     study = read_study(STUDIES / "baselines_toy.yaml")
-    cells = {cell.name: cell for cell in make_cells(study, [0]) if cell.name != "warm start"}
+    cells = {cell.name: cell for cell in make_cells(study, [0]) if not cell.name.startswith("warm start")}
     configs = {n: load_config(STUDIES.parent / "configs" / study.base, c.overrides) for n, c in cells.items()}
     assert set(ALGORITHMS) - {c.algorithm for c in configs.values()} == {"prompting", "react"}
     first = configs["StraTA"]
