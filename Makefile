@@ -77,11 +77,12 @@ sge-smoke: setup ## two iterations of SGE on code repair with SmolLM2-135M (HSG_
 
 SEEDS ?= 0,1,2
 JOBS  ?= 2
+STUDY  = $(BIN)/python experiments/study.py --seeds $(SEEDS) --jobs $(JOBS) $(foreach pair,$(SET),--set '$(pair)')
 sge-toy: ablate-sge ## SGE, its ablations and baselines in the toy world, and what its temperatures do: SEEDS=0,1,2 JOBS=2
-	@$(BIN)/python experiments/study.py experiments/studies/sge_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+	@$(STUDY) experiments/studies/sge_toy.yaml
 
 baselines-toy: setup ## every method in the toy world for the same number of environment turns: SEEDS=0,1,2 JOBS=2
-	@$(BIN)/python experiments/study.py experiments/studies/baselines_toy.yaml --seeds $(SEEDS) --jobs $(JOBS)
+	@$(STUDY) experiments/studies/baselines_toy.yaml
 
 # One study file is one table: make ablate-delta SCALE=cpu SEEDS=0 SET="train.max_environment_turns=5000"
 SCALE ?= toy
@@ -89,8 +90,7 @@ ABLATIONS := $(basename $(notdir $(wildcard experiments/studies/ablate-*.yaml)))
 .PHONY: $(ABLATIONS)
 ablations: $(ABLATIONS) ## every ablation, one table each; also one alone, as make ablate-delta: SCALE=toy|cpu|paper SEEDS= JOBS=
 $(ABLATIONS): setup
-	@$(BIN)/python experiments/study.py experiments/studies/$@.yaml --scale $(SCALE) --seeds $(SEEDS) --jobs $(JOBS) \
-	    $(if $(filter paper,$(SCALE)),--dry-run) $(foreach pair,$(SET),--set '$(pair)')
+	@$(STUDY) experiments/studies/$@.yaml --scale $(SCALE) $(if $(filter paper,$(SCALE)),--dry-run)
 
 results: setup ## put what the studies measured into docs/results.md
 	@$(BIN)/python -m experiments.results
@@ -146,7 +146,7 @@ docs: setup ## write docs/configuration.md from the dataclasses
 	@$(BIN)/python -m experiments.reference
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
-	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/,%,$(firstword $(shell ls -dt runs/*/ 2>/dev/null))))
+	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))
 
 notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m experiments.notebooks $(ONE)

@@ -26,6 +26,7 @@ from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
 from hsg import stopping
 from hsg.arguments import Parser, refuse
 from hsg.build import make_policy
+from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
 from hsg.distributed import Distributed
@@ -138,6 +139,7 @@ def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> 
             )  # fmt: skip
             summaries[split] = {
                 "model": model, "split": split, "strategies": options.strategies, "num_samples": options.num_samples,
+                "worlds": {name: settings[name] for name in ("environment", "seed")},
                 **summarise(rows, options.k, getattr(task_set, "groups", None)),
             }  # fmt: skip
             if distributed.is_main:
@@ -311,6 +313,7 @@ def run(options: Namespace) -> None:
             if options.compare is not None:
                 if split not in others:
                     raise ValueError(f"--compare must have played split {split!r}, got {', '.join(others)}")
+                check_worlds(summary["worlds"], others[split]["worlds"])
                 summary["comparison"] = {"with": options.compare, **compare(summary, others[split])}
                 print_comparison(split, summary["comparison"], options.compare)
             file = Path(summary.pop("file"))
@@ -333,9 +336,21 @@ def read_result(path: Path) -> dict[str, dict[str, Any]]:
         summary = json.loads(path.read_text(encoding="utf-8"))
         for task in summary["tasks"]:
             [task[name] for name in ("task_id", "num_samples", "success", "score")]  # what `compare` reads
-        return {summary["split"]: {"tasks": summary["tasks"]}}
+        return {summary["split"]: {name: summary[name] for name in ("tasks", "worlds")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--compare must be a result of hsg evaluate, got {str(path)!r}: {error}") from None
+
+
+def check_worlds(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """ValueError where samples of two results did not meet the same episodes: their differences would not be the models'."""
+    for name, value in mine.items():
+        require(
+            theirs.get(name) == value,
+            "--compare",
+            f"played with {name} {value!r}",
+            theirs.get(name),
+            "evaluate it with that, by --set",
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Put measured tables into docs/results.md, word for word as the studies wrote them; nothing is typed by hand.
 
-    <!-- study ablate-delta-toy: make ablate-delta -->      runs/studies/ablate-delta-toy/table.md, and its plot.png
+    <!-- study ablate-delta-toy: make ablate-delta -->      runs/studies/ablate-delta-toy/table.md, and its plot.png; in
+                                                            docs/results also its table.csv and curves.csv: every seed
     not measured yet: `make ablate-delta`                   what stands there until the study has been run
     <!-- end -->
 
@@ -39,9 +40,13 @@ def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
             return match[0]
         found.append(name)
         lines = [f"<!-- study {name}: {command} -->", f"`{command}`", "", _read(table).strip()]
+        (page.parent / "results").mkdir(exist_ok=True)
+        for kept, ending in (("table.csv", ".csv"), ("curves.csv", "-curves.csv"), ("plot.png", ".png")):
+            copy = page.parent / "results" / f"{name}{ending}"
+            copy.unlink(missing_ok=True)  # of an older table
+            if (studies / name / kept).is_file():
+                shutil.copy(studies / name / kept, copy)
         if (studies / name / "plot.png").is_file():
-            (page.parent / "results").mkdir(exist_ok=True)
-            shutil.copy(studies / name / "plot.png", page.parent / "results" / f"{name}.png")
             lines += ["", f"![learning curves and pass@k](results/{name}.png)"]
         return "\n".join([*lines, "<!-- end -->"])
 

@@ -152,6 +152,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="check every cell and print its command, run none")
     options = parser.parse_args(arguments)
+    require(options.jobs >= 1, "--jobs", ">= 1", options.jobs)
     study = changed(read_study(options.study, options.scale), options.set)
     cells = make_cells(study, _seeds(options.seeds), options.set)
     if options.dry_run:
@@ -159,7 +160,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     check_splits(cells)
     with stopping.handlers():
-        failed = run_study(study, cells, options.out, max(1, options.jobs))
+        failed = run_study(study, cells, options.out, options.jobs)
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(options.out, cell).is_file()]
     results = [_result(result_path(options.out, cell)) | {"cell": cell.name, "key": cell.key} for cell in there]

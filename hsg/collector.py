@@ -170,7 +170,7 @@ class Collector:
         with (
             self._forwards(),
             clock("rollout"),
-            self.console.bar(f"iteration {iteration}", len(episodes)) as bar,
+            self.console.bar(f"iteration {iteration + 1}", len(episodes)) as bar,
         ):
             played, judged = self.rollout.play(
                 episodes,

@@ -1,4 +1,5 @@
-"""What a person at the terminal sees of a run: a bar while episodes are played, one line when an iteration is over.
+"""What a person at the terminal sees of a run: bars while episodes are played and rows are learned from, and one line when an
+iteration is over.
 
     at a terminal    iteration  outcome  success   dead  ...   under a heading that comes back, in aligned columns
     log.quiet, logs  iteration 3/100  outcome 0.372  success 0.177  ...  10.3s (rollout 4.1, update 2.1)  eta 0:16
@@ -45,9 +46,9 @@ class Console:
         self._spent, self._played = 0.0, 0
         self._lines = 0
 
-    def bar(self, description: str, total: int) -> Any:
+    def bar(self, description: str, total: int | None, unit: str = "episode") -> Any:
         """A progress bar where standard error is a terminal; it is gone when it is full."""
-        return tqdm(total=total, desc=description, unit="episode", leave=False, disable=True if self._hidden else None)
+        return tqdm(total=total, desc=description, unit=unit, leave=False, disable=True if self._hidden else None)
 
     def line(self, iteration: int, values: Mapping[str, float], *, spent: float, played: int) -> None:
         """The numbers of a finished iteration (the first is 1), beside the bar and not through it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,11 +104,13 @@ class Learner:
                 for name, count in part["costs"].items():
                     setattr(self.costs, name, getattr(self.costs, name) + count)
 
-    def update(self, rows: list[Row] | None, iteration: int) -> dict[str, float]:
+    def update(
+        self, rows: list[Row] | None, iteration: int, on_rows: Callable[[int], object] = lambda count: None
+    ) -> dict[str, float]:
         """Epochs x mini-batches of optimizer steps on this iteration's rows.
 
-        `rows` None: the update that a stopped run was in the middle of goes on. `Stopped`, between two steps: it was asked
-        to stop, and `state_dict` holds the rest.
+        `rows` None: the update that a stopped run was in the middle of goes on. `on_rows`: told after each micro-batch how
+        many rows it had. `Stopped`, between two steps: it was asked to stop, and `state_dict` holds the rest.
         """
         config = self.config.update
         by_row = config.minibatch_turns is not None
@@ -133,7 +135,7 @@ class Learner:
             for place in range(at.num_done % num_parts, num_parts):
                 behind = (epoch * num_parts + place) / (config.epochs * num_parts)
                 self.progress = (iteration + behind) / max(1, self.config.train.iterations)
-                step_metrics, norm = self.optimizer_step(parts[place], at.values)
+                step_metrics, norm = self.optimizer_step(parts[place], at.values, on_rows)
                 # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it, and what a checkpoint
                 # brought back is here too.
                 at.metrics.append({name: value.cpu() for name, value in step_metrics.items()})
@@ -153,7 +155,9 @@ class Learner:
         values["update/optimizer_steps"] = float(self.optimizer_steps)
         return values
 
-    def optimizer_step(self, rows: list[Row], values: dict[str, float]) -> tuple[dict[str, Any], float | None]:
+    def optimizer_step(
+        self, rows: list[Row], values: dict[str, float], on_rows: Callable[[int], object] = lambda count: None
+    ) -> tuple[dict[str, Any], float | None]:
         """One step on one mini-batch: global denominators first, then every micro-batch of the one loss."""
         mine = self._denominators(rows)
         denominators = self.distributed.sum(mine.clone())
@@ -163,7 +167,10 @@ class Learner:
             return {}, None  # no gradient at all: weights and moments stay as they are
         self.optimizer.zero_grad(set_to_none=True)
         shares = self.distributed.equally_many(self.model, self._split(live), [self._filler()])
-        done = [self._backward(part, denominators) for part in shares]  # empty where this rank has nothing to train
+        done = []  # empty where this rank has nothing to train
+        for part in shares:
+            done.append(self._backward(part, denominators))
+            on_rows(len(part))
         parts_metrics = [part_metrics for _, part_metrics in done]
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None

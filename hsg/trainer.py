@@ -162,8 +162,13 @@ class Trainer:
         collected = self._collected
         if iteration + 1 < self.config.train.iterations:
             self.collector.begin(iteration + 1)  # the environments' cores are idle while the model learns
-        with clock("update"), self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer):
-            update_values = self.learner.update(rows, iteration)
+        to_learn = None if rows is None else self.config.update.epochs * len(rows)
+        with (
+            clock("update"),
+            self.checkpoints.rows_dumped(self.run, iteration, self.model, self.policy.tokenizer),
+            self.console.bar(f"iteration {iteration + 1}, update", to_learn, "row") as bar,
+        ):
+            update_values = self.learner.update(rows, iteration, on_rows=bar.update)
         self._collected = None
         with clock("records"):
             records = self.distributed.gather(collected.records)

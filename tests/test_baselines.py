@@ -179,7 +179,7 @@ def test_grpo_is_strata_with_one_constant_strategy(make: Make, monkeypatch: pyte
     rows = [row for row in rows_of(strata) if row.level == 1]
     flat = make(algorithm="grpo", num_strategies=1, num_rollouts=6, judge=QUIET)
     held: list[Any] = []
-    monkeypatch.setattr(Learner, "update", lambda self, rows, i: held.extend(rows) or {})
+    monkeypatch.setattr(Learner, "update", lambda self, rows, i, on_rows: held.extend(rows) or {})
     monkeypatch.setattr(flat.collector.rollout, "play", lambda episodes, **_: replayed(strata, flat, episodes))
     flat.iterate(0)
     assert len(held) == len(rows) == 12

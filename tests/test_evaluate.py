@@ -211,6 +211,11 @@ def test_command_prints_tables_and_writes_json(
         assert main([*asked[:5], "--compare", other]) == 0
         assert "+0.0 points, p = 1 (" in capsys.readouterr().out
     assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
+    kept = tmp_path / "kept.json"
+    kept.write_text(written.read_text())
+    assert main([*asked[:3], "--set", "seed=5", "--compare", str(kept)]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: --compare must be played with seed 5, got 0; evaluate it with that, by --set\n"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -50,11 +50,14 @@ def test_a_table_comes_in_word_for_word_and_again(tmp_path: Path) -> None:
     assert fill(page, studies) == (["a"], ["b"])
     (studies / "a" / "table.md").write_text(TABLE + "\n")
     (studies / "a" / "plot.png").write_bytes(b"drawn")
+    (studies / "a" / "curves.csv").write_text("every seed")
+    (page.parent / "results" / "a.csv").write_text("of an older table")
     assert fill(page, studies) == (["a"], ["b"])
     image = "![learning curves and pass@k](results/a.png)"
     filled = f"<!-- study a: make a -->\n`make a`\n\n{TABLE}\n\n{image}\n<!-- end -->"
     assert page.read_text() == f"before\n\n{filled}\n\n{waiting}\nafter\n"
     assert (page.parent / "results" / "a.png").read_bytes() == b"drawn"
+    assert sorted(path.name for path in (page.parent / "results").iterdir()) == ["a-curves.csv", "a.png"]
 
 
 def test_a_page_without_blocks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,6 +179,7 @@ GOOD = "title: a\nbase: smoke.yaml\ncells: {x: }"
     ("arguments", "message"),
     [
         (["--seeds", "1,a"], "--seeds must be whole numbers with commas, got '1,a'"),
+        (["--jobs", "0"], "--jobs must be >= 1, got 0"),
         (["--sead", "1"], "unrecognized arguments: --sead 1"),
         (["--out", "s.yaml"], "--out must be a folder that can be written, got 's.yaml'"),
     ],

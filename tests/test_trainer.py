@@ -67,7 +67,7 @@ STALE = {"max_logprob_gap": 1e9}
 def rows_of(trainer: Trainer, iteration: int = 0) -> list[Row]:
     """The rows of one iteration, without its update."""
     held: list[Row] = []
-    update, trainer.learner.update = trainer.learner.update, lambda rows, i: held.extend(rows) or {}  # type: ignore[method-assign]
+    update, trainer.learner.update = trainer.learner.update, lambda rows, i, on_rows: held.extend(rows) or {}  # type: ignore[method-assign]
     trainer.iterate(iteration)
     trainer.learner.update = update  # type: ignore[method-assign]
     return held
@@ -114,7 +114,9 @@ def test_first_ratio_is_one_for_every_token(make: Make, context: str) -> None:
     log_ratio = (logprobs - batch.old_logprobs)[batch.response_mask]
     assert len(log_ratio) > 50
     assert log_ratio.abs().max() < 1e-6  # old log-probs are recorded in float32
-    values = trainer.learner.update(rows, 0)
+    told: list[int] = []
+    values = trainer.learner.update(rows, 0, on_rows=told.append)
+    assert sum(told) == sum(bool((row.advantages != 0).any()) for row in rows) > 0  # what a progress bar is told
     assert values["update/log_ratio_max"] == pytest.approx(0.0, abs=1e-6)
     assert values["update/clip_fraction"] == 0.0
 
@@ -283,7 +285,7 @@ def test_epochs_and_minibatches_are_optimizer_steps(make: Make) -> None:
     trainer = make(update={"epochs": 3, "minibatch_trajectories": 5})  # 12 trajectories: 3 mini-batches of 4
     rows, seen = rows_of(trainer), []
     step = trainer.learner.optimizer_step
-    trainer.learner.optimizer_step = lambda part, values: seen.append(part) or step(part, values)  # type: ignore
+    trainer.learner.optimizer_step = lambda part, *given: seen.append(part) or step(part, *given)  # type: ignore
     values = trainer.learner.update(rows, 0)
     assert [len({row.trajectory for row in part}) for part in seen] == [4] * 9
     for epoch in range(3):
@@ -301,7 +303,7 @@ def test_metrics_of_every_step_are_kept_on_the_cpu(make: Make) -> None:
             return torch.tensor([3.0, 2.0], dtype=torch.float64)
 
     trainer = make(update={"epochs": 2})
-    trainer.learner.optimizer_step = lambda part, values: ({"loss": Elsewhere()}, None)  # type: ignore
+    trainer.learner.optimizer_step = lambda *given: ({"loss": Elsewhere()}, None)  # type: ignore
     assert trainer.learner.update(rows_of(trainer), 0)["update/loss"] == 1.5
 
 
