@@ -6,13 +6,21 @@ const EVALUATED = ["score", "success", "turns"];
 const POLICY = new Set(["warm start", "before training", "training", "after training"]);
 const runColour = (number) => `var(--run-${number % 6})`;
 
-// What stands on the x axis of each line of metrics.jsonl.
+const COSTS = { turns: "cost/environment_turns", tokens: "cost/sampled_tokens", seconds: "time/iteration_seconds" };
+
+// What stands on the x axis of each line of metrics.jsonl: its iteration, or what had been spent after it.
 function axis(run) {
   const { iteration, columns } = run.metrics;
   if (curveState.x === "iteration") return iteration;
-  const name = { seconds: "time/iteration_seconds", tokens: "cost/sampled_tokens" }[curveState.x];
   let sum = 0;
-  return iteration.map((_, i) => (sum += (columns[name] || [])[i] || 0));
+  return iteration.map((_, i) => (sum += (columns[COSTS[curveState.x]] || [])[i] || 0));
+}
+
+// The same for an evaluation after so many iterations.
+function spentAt(run, iterations) {
+  if (curveState.x === "iteration") return iterations;
+  const before = run.metrics.iteration.filter((iteration) => iteration < iterations).length;
+  return before ? axis(run)[before - 1] : 0;
 }
 
 function movingMean(points, window) {
@@ -86,9 +94,9 @@ function metricFigure(name) {
 function evaluationFigure(key) {
   const series = [];
   runs().forEach((run, number) => {
-    const points = run.evaluations.filter((e) => POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [e.iteration, e[key]]);
+    const points = run.evaluations.filter((e) => POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [spentAt(run, e.iteration), e[key]]);
     if (points.length) series.push({ colour: runColour(number), name: run.name, points, dots: true });
-    const others = run.evaluations.filter((e) => !POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [e.iteration, e[key]]);
+    const others = run.evaluations.filter((e) => !POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [spentAt(run, e.iteration), e[key]]);
     if (others.length) series.push({ colour: runColour(number), name: run.name, points: others, dots: true, lone: true, faint: true });
   });
   return series.length ? figure(`held-out ${key}`, series) : null;
@@ -153,7 +161,7 @@ function curvesTab() {
     el("section", {}, el("h2", {}, "Metrics"),
       el("div", { class: "controls" }, search, found, el("span", { class: "grow" }),
         el("label", { class: "check" }, "smoothing", smooth),
-        segmented("x axis", [["iteration", "iterations"], ["seconds", "seconds"], ["tokens", "sampled tokens"]], curveState.x, (x) => { curveState.x = x; set({ redraw: true }); })),
+        segmented("x axis", [["iteration", "iterations"], ["turns", "environment turns"], ["tokens", "sampled tokens"], ["seconds", "seconds"]], curveState.x, (x) => { curveState.x = x; set({ redraw: true }); })),
       grid),
     settings());
 }
