@@ -8,10 +8,10 @@
     diversity    mean pairwise cosine distance of the candidates, and of those that were kept          (metrics.jsonl)
     dead         share of groups whose advantages are all 0, rollouts and strategies                   (metrics.jsonl)
 
-The oracle is the environment's own `wasted_turns` where it has one (the toy world). Else it is the expert's path: a turn off
-the path that gained nothing does not advance the task, but it may well follow its strategy; so the judge's precision is at
-most what is given here, and its recall at least. A judgment that could not be read flags nothing. Where a number needs what
-the run did not do or keep, one line says so.
+The oracle is the environment's own `wasted_turns` where it has one (the toy world). Else the flags are held against the
+expert's path: agreement, and no bound for anything, since there is more than one way to the goal, a turn off the path may
+follow its strategy, and one on it may come at the wrong time. A judgment that could not be read flags nothing. Where a number
+needs what the run did not do or keep, one line says so.
 Deliberately absent: playing anything, a judgment of judgments that no oracle knows of.
 """
 
@@ -20,11 +20,12 @@ from __future__ import annotations
 import csv
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import OWN_EVALUATIONS, read_lines, read_objects
+from experiments.curves import OWN_EVALUATIONS, read_evaluations, read_metrics, read_objects
 from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
@@ -108,11 +109,11 @@ def make_oracle(config: Config) -> tuple[Oracle, str, Any]:
 
 
 def off_path_turns(path: Sequence[str], actions: Sequence[str], rewards: Sequence[float]) -> set[int]:
-    """0-based turns that neither gained anything nor did something that is still to be done on the expert's path."""
-    left, off = list(path), set()
+    """0-based turns that neither gained anything nor are of the expert's path: each action as often as it stands there."""
+    left, off = Counter(path), set()
     for turn, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
-        if action in left:
-            left = left[left.index(action) + 1 :]
+        if left[action] > 0:
+            left[action] -= 1
         elif reward <= 0:
             off.add(turn)
     return off
@@ -142,23 +143,16 @@ def analyse_judge(folder: Path, config: Config) -> tuple[dict[int, Row], str]:
 
 def analyse_metrics(folder: Path, names: Sequence[str]) -> dict[int, Row]:
     """Iteration -> these metrics. ValueError where the run has none of them."""
-    lines = read_lines(folder, "metrics.jsonl", ("iteration",))
-    rows = {line["iteration"]: {name: line[name] for name in names if _is_number(line.get(name))} for line in lines}
+    rows = {line["iteration"]: {name: line[name] for name in names if name in line} for line in read_metrics(folder)}
     kept = {iteration: row for iteration, row in rows.items() if row}
     require(bool(kept), " or ".join(names), "among the run's metrics", f"none in {str(folder / 'metrics.jsonl')!r}")
     return kept
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
-
-
 def analyse_strategies(folder: Path) -> Table:
     """Lines of a table: score and success of the last own evaluation, and what is lost without its strategies."""
-    lines = read_lines(folder, "eval.jsonl", ("label", "iteration"))
-    lines = [
-        e for e in lines if _is_number(e.get("score")) and _is_number(e.get("success"))
-    ]  # else all episodes failed
+    played = (e for e in read_evaluations(folder) if e.get("score") is not None and e.get("success") is not None)
+    lines = list(played)  # of the others every episode failed
     own = [e for e in lines if e["label"] in OWN_EVALUATIONS]
     others = [e for e in lines if e["label"] in ("strategy blanked", "strategies exchanged")]
     remedy = "run it with evaluation.final=true evaluation.without_strategy=true"

@@ -56,9 +56,7 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
     except ImportError:
         return None
 
-    runs = {
-        Path(folder).name: (read_lines(folder, "metrics.jsonl"), read_lines(folder, "eval.jsonl")) for folder in folders
-    }
+    runs = {Path(folder).name: (read_metrics(folder), read_evaluations(folder)) for folder in folders}
     if not any(metrics for metrics, _ in runs.values()):
         return None
     figure = Figure(figsize=(18, 7), layout="constrained")  # not pyplot's: a notebook's figures stay its own
@@ -86,7 +84,7 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
 
 def _evaluations(axis: Any, key: str, evaluations: Sequence[dict[str, Any]], colour: str) -> None:
     """The policy's own evaluations as a line, its variants (strategy blanked, ...) and the control as marks."""
-    dev = [e for e in evaluations if key in e and e["label"] != "test split"]
+    dev = [e for e in evaluations if e.get(key) is not None and e["label"] != "test split"]
     line = [e for e in dev if e["label"] in OWN_EVALUATIONS]
     axis.plot([e["iteration"] for e in line], [e[key] for e in line], color=colour, marker="o")
     marks = {"strategy blanked": "v", "strategies exchanged": "x", "supervised control": "s"}
@@ -194,7 +192,7 @@ def write_cost_curves(
     figure = Figure(figsize=(20, 5), layout="constrained")
     axes = figure.subplots(1, len(SPENT))
     for place, (label, members) in enumerate(groups.items()):
-        logs = [[read_lines(folder, name) for name in ("metrics.jsonl", "eval.jsonl")] for folder in members]
+        logs = [(read_metrics(folder), read_evaluations(folder)) for folder in members]
         for folder, (metrics, _) in zip(members, logs, strict=True):
             counted = all("cost/environment_turns" in line for line in metrics)
             require(counted, "runs", "runs that count their environment turns", str(folder), "run it again")
@@ -229,6 +227,38 @@ def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     half = window // 2
     parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """Every iteration's metrics. ValueError: as `read_objects`, where iterations do not count up, or for what is no number."""
+    lines = read_lines(folder, "metrics.jsonl", ("iteration",))
+    for place, line in enumerate(lines):
+        where = f"line {place + 1} of {Path(folder) / 'metrics.jsonl'}"
+        require(
+            line["iteration"] == place, f"iteration in {where}", f"{place}, as a run counts them", line["iteration"]
+        )
+        for name, value in line.items():
+            require(is_number(value), f"{name} in {where}", "a finite number", value)
+    return lines
+
+
+def read_evaluations(folder: str | Path) -> list[dict[str, Any]]:
+    """Every evaluation, in the order they were made. ValueError: as `read_objects`, or for what is no number."""
+    lines = read_lines(folder, "eval.jsonl", ("label", "iteration"))
+    for place, line in enumerate(lines):
+        where = f"line {place + 1} of {Path(folder) / 'eval.jsonl'}"
+        require(isinstance(line["label"], str), f"label in {where}", "a text", line["label"])
+        whole = isinstance(line["iteration"], int) and line["iteration"] >= 0
+        require(whole, f"iteration in {where}", "a whole number >= 0", line["iteration"])
+        for name in ("score", "success", "turns"):  # null, or not there, where every episode failed
+            value = line.get(name)
+            require(value is None or is_number(value), f"{name} in {where}", "a finite number", value)
+    return lines
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be drawn: not true, not a text, not 10**400."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list[dict[str, Any]]:

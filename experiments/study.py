@@ -7,8 +7,8 @@
     all of them     runs/studies/NAME/table.csv, table.md, curves.csv, plot.png                   (study_table.py)
 
 A cell's KEY is the hash of its resolved configuration and its seed: studies share the cells that are equal in them.
-Deliberately absent: a scheduler for clusters (`--dry-run` checks the cells and prints their commands, study_plan.py), a
-search over options.
+Deliberately absent: a scheduler for clusters (`--dry-run` checks the cells and prints their commands, study_plan.py;
+`--collect` makes the table of what those left, study_elsewhere.py), a search over options.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from experiments import study_cell
 from experiments.study_cell import result_path
+from experiments.study_elsewhere import collect
 from experiments.study_file import Cell, Study, make_cells, read_study
 from experiments.study_plan import check_splits, dry_run
 from experiments.study_table import write_results
@@ -151,6 +152,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="option of every cell, repeatable"
     )
     parser.add_argument("--dry-run", action="store_true", help="check every cell and print its command, run none")
+    parser.add_argument("--collect", action="store_true", help="run none, make the table of what those commands left")
     options = parser.parse_args(arguments)
     require(options.jobs >= 1, "--jobs", ">= 1", options.jobs)
     study = changed(read_study(options.study, options.scale), options.set)
@@ -158,9 +160,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     if options.dry_run:
         dry_run(study, cells)
         return 0
-    check_splits(cells)
-    with stopping.handlers():
-        failed = run_study(study, cells, options.out, options.jobs)
+    failed: list[Cell] = []
+    if options.collect:
+        missing = [cell for cell in cells if not collect(cell, options.out.parent, options.out)]
+        for cell in missing:
+            print(f"  {cell.name} seed {cell.seed}: not there yet")
+        require(len(missing) < len(cells), "--out", "where a cell was run and evaluated", str(options.out))
+    else:
+        check_splits(cells)
+        with stopping.handlers():
+            failed = run_study(study, cells, options.out, options.jobs)
     # Equal cells share one result, under the name that each has in this study.
     there = [cell for cell in cells if result_path(options.out, cell).is_file()]
     results = [_result(result_path(options.out, cell)) | {"cell": cell.name, "key": cell.key} for cell in there]

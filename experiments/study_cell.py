@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import learning_curve, read_lines
+from experiments.curves import learning_curve, read_evaluations, read_metrics
 from experiments.study_file import CONFIGS, Cell
 from hsg.files import write_whole
 
@@ -58,11 +58,17 @@ def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
         embed = trainer.collector.embed or load_encoder(config.model.encoder, trainer.distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
     run = out / "runs" / cell.key
-    logged = [read_lines(run, name) for name in ("metrics.jsonl", "eval.jsonl")] if trains else []
+    judged = {"versions": versions, "cpu_seconds": time.process_time() - began, **judge_samples(samples, embed)}
+    return result_of(cell, judged, (read_metrics(run), read_evaluations(run)) if trains else None)
+
+
+def result_of(
+    cell: Cell, judged: Mapping[str, Any], logged: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None
+) -> dict[str, Any]:
+    """What a cell's file holds, from the samples that judge it and from (metrics, evaluations) of its run, if it had one."""
     return {
-        "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides), "versions": versions,
-        "cpu_seconds": time.process_time() - began,
-        **judge_samples(samples, embed), "curve": learning_curve(*logged) if logged else {},
+        "cell": cell.name, "seed": cell.seed, "overrides": list(cell.overrides), **judged,
+        "curve": learning_curve(*logged) if logged else {},
         "metrics": summarise_metrics(logged[0]) if logged else {},
         "evaluations": {e["label"]: e for e in logged[1]} if logged else {},
     }  # fmt: skip

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.study_elsewhere import commands
 from experiments.study_file import CONFIGS, Cell, Study
 from hsg.config import Config
 from hsg.configfile import load_config, to_dict
@@ -67,15 +68,13 @@ def dry_run(study: Study, cells: Sequence[Cell]) -> None:
     print(f"# not checked: weights and tokenizer of {', '.join(sorted(models))}, and the memory that they need")
     for option in lacking:
         print(f"# not checked: the data. FOLDER is to be {study.needs[option]}; --set {option}=FOLDER checks it too")
+    print("# afterwards: the same command with --collect in the place of --dry-run makes the table")
     told: set[str] = set()
     for cell in asked:
         print(f"\n# {cell.name}, seed {cell.seed}" + (": the same run as above" if cell.key in told else ""))
         if cell.key not in told:
-            print(
-                command(
-                    study, dataclasses.replace(cell, overrides=(*cell.overrides, *(f"{o}=FOLDER" for o in lacking)))
-                )
-            )
+            folders = tuple(f"{option}=FOLDER" for option in lacking)
+            print(*commands(study, dataclasses.replace(cell, overrides=(*cell.overrides, *folders))), sep="\n")
         told.add(cell.key)
 
 
@@ -87,15 +86,6 @@ def _names_data(cell: Cell, option: str) -> bool:
 def with_few_tasks(cell: Cell) -> Cell:
     """The cell with one task an iteration: as much as an environment without its data may have."""
     return dataclasses.replace(cell, overrides=(*cell.overrides, "num_tasks=1", "evaluation.num_tasks=1"))
-
-
-def command(study: Study, cell: Cell) -> str:
-    """The shell command of one cell; equal cells of several studies are one run, named by their key."""
-    launch = "" if study.launch is None else f" --config_file experiments/accelerate/{study.launch}"
-    options = " ".join(f"--set '{option}'" for option in (*cell.overrides, f"run.name={cell.key}"))
-    return (
-        f"accelerate launch{launch} experiments/run.py --resume auto --config experiments/configs/{cell.base} {options}"
-    )
 
 
 def check_cell(config: Config, model: Path, split: str, *, begin_episode: bool) -> None:

@@ -96,10 +96,11 @@ def test_judge_against_the_toy_world(toy_run: Path) -> None:
 
 
 def test_off_the_experts_path_by_hand() -> None:
-    """On it in order: b comes too late the second time; c is not on it but gained something."""
+    """b once, and so not a second time; c is not on it but gained something; looking ahead makes no later step a waste."""
     path = ["a", "b", "d"]
     assert off_path_turns(path, ["a", "x", "b", "b", "c", "d"], [0, 0, 0, 0, 1.5, 0]) == {1, 3}
-    assert off_path_turns(path, ["d", "a"], [0, 0]) == {1}
+    assert off_path_turns(path, ["d", "a"], [0, 0]) == set()
+    assert off_path_turns(["open", "look", "go", "look"], ["look", "look", "open", "look"], [0] * 4) == {3}
     assert off_path_turns([], [], []) == set()
 
 
@@ -183,7 +184,13 @@ NULL = '{"label": "after training", "iteration": 1, "score": null, "success": nu
     ("trajectories/iteration_000000.jsonl", '{"kind": "trajectory"}\n', "a trajectory as a run writes it"),
     ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "turns": None}), "a trajectory as a run writes it"),
     ("metrics.jsonl", '{"advantage/dead_groups": 1}\n', "an object as a run writes it with iteration"),
-    ("metrics.jsonl", '{"iteration": 0, "advantage/dead_groups": null}\n', "among the run's metrics"),
+    ("metrics.jsonl", '{"iteration": 0, "advantage/dead_groups": null}\n', "must be a finite number, got None"),
+    ("metrics.jsonl", '{"iteration": 0, "x": 1' + 400 * "0" + "}\n", "x in line 1 of "),
+    ("metrics.jsonl", '{"iteration": 0}\n{"iteration": 0}\n', "metrics.jsonl must be 1, as a run counts them, got 0"),
+    ("metrics.jsonl", '{"iteration": -1}\n', "metrics.jsonl must be 0, as a run counts them, got -1"),
+    ("eval.jsonl", '{"label": 5, "iteration": 1}\n', "label in line 1 of "),
+    ("eval.jsonl", '{"label": "training", "iteration": "x"}\n', "must be a whole number >= 0, got 'x'"),
+    ("eval.jsonl", '{"label": "training", "iteration": 1, "score": "x"}\n', "must be a finite number, got 'x'"),
     ("eval.jsonl", '{"score": 1}\n', "an object as a run writes it with label, iteration"),
     ("eval.jsonl", NULL + NULL.replace("after training", "strategy blanked"), "evaluations must"),
 ])  # fmt: skip

@@ -20,8 +20,9 @@ from experiments import study_file
 from experiments.curves import learning_curve
 from experiments.study import changed, environment_of_cells, main, run_study
 from experiments.study_cell import result_path, summarise_metrics
+from experiments.study_elsewhere import commands
 from experiments.study_file import Cell, Study, make_cells, read_study
-from experiments.study_plan import check_splits, command, dry_run
+from experiments.study_plan import check_splits, dry_run
 from experiments.study_table import hard_tasks, look_up, mean_and_spread, write_results
 from experiments.warmstart import settings_that_matter
 from hsg.algorithms import ALGORITHMS
@@ -35,6 +36,7 @@ STUDY = Study(
 )  # fmt: skip
 
 
+SIXTEEN = ",".join(map(str, range(1, 17)))
 SCALED = [(path, scale) for path in sorted(STUDIES.glob("ablate-*.yaml")) for scale in ("toy", "cpu", "paper")]
 PLAIN = [(path, None) for path in sorted(STUDIES.glob("*.yaml")) if not path.stem.startswith("ablate-")]
 
@@ -86,7 +88,7 @@ def test_commands_of_the_paper_are_printed_without_its_data(capsys: Any) -> None
     dry_run(study, make_cells(study, [0]))
     said = capsys.readouterr().out
     assert "# not checked: the data. FOLDER is to be the folder of LeetCodeDataset's" in said
-    assert said.count("--set 'coding.data=FOLDER'") == said.count("accelerate launch") == len(study.cells)
+    assert said.count("--set 'coding.data=FOLDER'") == len(study.cells)
     assert "num_tasks=1" not in said
 
 
@@ -417,17 +419,50 @@ def test_commands_of_a_cluster_name_runs_by_their_key(capsys: Any) -> None:
     """Equal cells are one run whichever study prints them, told once, and a run that is finished is not begun again."""
     study = replace(STUDY, launch="fsdp.yaml")
     cells = [cell for cell in make_cells(study, [1]) if cell.name != "base"]
-    one = command(study, cells[0])
-    assert one.startswith(
+    train, judge = commands(study, cells[0])
+    assert train.startswith(
         "accelerate launch --config_file experiments/accelerate/fsdp.yaml experiments/run.py --resume auto "
     )
-    assert one.endswith(f"--set 'seed=1' --set 'run.name={cells[0].key}'")
-    assert "--set 'temperature.strategy=0.7'" in command(study, cells[2])
+    assert train.endswith(f"--set 'seed=1' --set 'run.name={cells[0].key}'")
+    assert judge.endswith(f"/evaluate.py runs/{cells[0].key} --split dev --num-samples 16 --k {SIXTEEN} --out "
+                          f"runs/studies/evaluations/{cells[0].key}.json")  # fmt: skip
+    assert "--set 'temperature.strategy=0.7'" in commands(study, cells[2])[0]
+    (only,) = commands(study, make_cells(study, [1])[0])  # never trained: no run that could be evaluated
+    assert "experiments/evaluate.py --config experiments/configs/toy_sge.yaml --set 'train.iterations=0'" in only
     dry_run(study, cells)
     said = capsys.readouterr().out
-    assert said.count("accelerate launch") == 2  # A, the same as A, B
+    assert said.count("experiments/run.py") == said.count("experiments/evaluate.py") == 2  # A, the same as A, B
     assert "# same as A, seed 1: the same run as above" in said
     assert "not checked: weights and tokenizer of nano" in said
+
+
+def test_what_the_commands_left_makes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Of two cells, one is trained and evaluated, the other not yet; an evaluation of fewer samples is none of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(
+        "title: a\nbase: smoke.yaml\nsamples: 2\ncells: {A: {kappa: 1}, B: {kappa: 2}}\n"
+        "columns: {p2: measures.pass_at_k.1, turns: curve.environment_turns.-1, entropy: measures.action_entropy}"
+    )
+    asked = ["s.yaml", "--seeds", "0", "--collect"]
+    assert main(asked) == 2
+    assert "--out must be where a cell was run and evaluated, got 'runs/studies'" in capsys.readouterr().err
+    cell = make_cells(read_study(Path("s.yaml")), [0])[0]
+    run = Path("runs") / cell.key
+    run.mkdir(parents=True)
+    costs = {"cost/environment_turns": 10, "cost/sampled_tokens": 7.0, "time/iteration_seconds": 3.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"iteration": i, **costs}) + "\n" for i in range(2)))
+    evaluated = Path("runs/studies/evaluations") / f"{cell.key}.json"
+    evaluated.parent.mkdir(parents=True)
+    task = {"task_id": "t", "num_samples": 2, "num_solved": 1}
+    found = {"pass_at_k": {"1": 0.5, "2": 0.75}, "score": 0.6, "action_entropy": 0.25, "tasks": [task]}
+    evaluated.write_text(json.dumps(found))
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "  B seed 0: not there yet" in said
+    assert "| A | 0.75 | 20 | 0.25 | 1 | `kappa=1` |" in said
+    evaluated.write_text(json.dumps({**found, "pass_at_k": {"1": 0.5}}))
+    assert main(asked) == 2
+    assert "an evaluation must be what the printed command writes" in capsys.readouterr().err
 
 
 def test_a_cell_that_cannot_be_built_is_named() -> None:
