@@ -54,7 +54,7 @@ public final class Engine {
     /** Interfaces of dropped episodes: load() renews all they hold, and making one costs as much as a load. */
     private static final Deque<PythonInterface> SPARE = new ArrayDeque<>();
     private static Episode active = null;
-    private static final int MAX_SPARE = 4;
+    private static final int MAX_SPARE = 256;
     private static Field randomSelf;
 
     public static void main(String[] args) throws Exception {
