@@ -90,7 +90,7 @@ ABLATIONS := $(basename $(notdir $(wildcard experiments/studies/ablate-*.yaml)))
 .PHONY: $(ABLATIONS)
 ablations: $(ABLATIONS) ## every ablation, one table each; also one alone, as make ablate-delta: SCALE=toy|cpu|paper SEEDS= JOBS=
 $(ABLATIONS): setup
-	@$(STUDY) experiments/studies/$@.yaml --scale $(SCALE) $(if $(filter paper,$(SCALE)),--dry-run)
+	@$(STUDY) experiments/studies/$@.yaml --scale $(SCALE) $(if $(filter paper,$(SCALE)),$(if $(COLLECT),--collect,--dry-run))
 
 results: setup ## put what the studies measured into docs/results.md
 	@$(BIN)/python -m experiments.results

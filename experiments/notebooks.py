@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse(error)
     except ImportError as error:
         return refuse(ValueError(f"nbclient must be installed, got {error}; pip install hsg[notebooks]"))
+    started = time.monotonic()
     for path in paths:
         if given.clear:
             path.write_text(cleared(path), encoding="utf-8")
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{path.name}\n{error}", file=sys.stderr)
             return 1
         print(f"{path.name:<48}{time.monotonic() - began:6.1f} s", flush=True)
+    if not given.clear and len(paths) > 1:
+        print(f"{'in all':<48}{time.monotonic() - started:6.1f} s")
     return 0
 
 

@@ -10,6 +10,7 @@ Deliberately absent: running anything (study.py), loops over values (a cell that
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from hsg.checks import require
 from hsg.configfile import load_config, read_yaml, to_dict
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+ACCELERATE = Path(__file__).resolve().parent / "accelerate"
 SCALES = Path(__file__).resolve().parent / "scales"
 VERSION = 2  # raise it when a cell's result means something else
 
@@ -78,7 +80,9 @@ def read_study(path: Path, scale: str | None = None) -> Study:
     missing, unknown = {"title", "base", "cells"} - set(given), set(given) - known
     if missing or unknown:
         word = f"without {sorted(missing)[0]}" if missing else f"with the unknown key {sorted(unknown)[0]}"
-        raise ValueError(f"the study must have the keys title, base, cells, got {str(path)!r} {word}")
+        near = difflib.get_close_matches(sorted(unknown)[0], known, 1) if unknown and not missing else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"the study must have the keys title, base, cells, got {str(path)!r} {word}{hint}")
     if not isinstance(given["cells"], dict) or not all(isinstance(c, dict | None) for c in given["cells"].values()):
         raise ValueError(f"cells must be a mapping of names to options, got {given['cells']!r:.80} in {str(path)!r}")
     for key, kind, rule in (
@@ -92,6 +96,12 @@ def read_study(path: Path, scale: str | None = None) -> Study:
     known_cells = [str(name) for name in given["cells"]]
     require(bool(known_cells), "cells", f"a mapping of at least one cell in {str(path)!r}", given["cells"])
     require(given.get("hard") in (None, *known_cells), "hard", f"a cell of {str(path)!r}", given.get("hard"))
+    strangers = sorted(set(map(str, given.get("paper", {}))) - set(known_cells))
+    require(
+        not strangers, "paper", f"figures of cells of {str(path)!r}", strangers, f"they are {', '.join(known_cells)}"
+    )
+    launch = given.get("launch")
+    require(launch is None or (ACCELERATE / launch).is_file(), "launch", "a file of experiments/accelerate", launch)
     require(all(isinstance(p, str) for p in given.get("columns", {}).values()), "columns",
             f"a mapping of names to paths in {str(path)!r}", given.get("columns"))  # fmt: skip
     return Study(name=name, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})

@@ -68,7 +68,7 @@ def dry_run(study: Study, cells: Sequence[Cell]) -> None:
     print(f"# not checked: weights and tokenizer of {', '.join(sorted(models))}, and the memory that they need")
     for option in lacking:
         print(f"# not checked: the data. FOLDER is to be {study.needs[option]}; --set {option}=FOLDER checks it too")
-    print("# afterwards: the same command with --collect in the place of --dry-run makes the table")
+    print("# afterwards: --collect in the place of --dry-run (make: COLLECT=1) makes the table")
     told: set[str] = set()
     for cell in asked:
         print(f"\n# {cell.name}, seed {cell.seed}" + (": the same run as above" if cell.key in told else ""))

@@ -141,7 +141,12 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "x.yaml"
     for text, message in (
         ("title: a", "must have the keys title, base, cells"),
-        ("title: a\nbase: b\ncells: {}\ncell: {}", "with the unknown key cell"),
+        ("title: a\nbase: b\ncells: {}\ncell: {}", "with the unknown key cell; did you mean cells?"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\npaper: {y: 5}", "paper must be figures of cells of"),
+        (
+            "title: a\nbase: smoke.yaml\ncells: {x: }\nlaunch: gpu9.yaml",
+            "launch must be a file of experiments/accelerate",
+        ),
         ("title: a\nbase: b\ncells: [1]", "cells must be a mapping"),
         ("title: a\nbase: smoke.yaml\ncells: {x: {kapa: 1}}", "did you mean kappa"),
         ("title: a\nbase: 5\ncells: {x: }", "base must be the name of a file"),
