@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.curves import OWN_EVALUATIONS, read_evaluations, read_metrics, read_objects
+from experiments.curves import OWN_EVALUATIONS, is_number, read_evaluations, read_metrics, read_objects
 from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
+from hsg.tracking import RECORD
 
 Row = dict[str, float]
 Table = list[list[str]]
@@ -61,17 +62,29 @@ def judge_counts(folder: Path, oracle: Oracle) -> dict[int, Row]:
 
 
 def read_trajectories(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(iteration, line) of every trajectory that the run kept."""
-    for path in sorted((folder / "trajectories").glob("iteration_*.jsonl")):
+    """(iteration, line) of every trajectory that the run kept. ValueError: as `read_objects`, or for a line of other kinds."""
+    for path in sorted((folder / "trajectories").iterdir()) if (folder / "trajectories").is_dir() else ():
+        if (name := RECORD.fullmatch(path.name)) is None or not path.is_file():
+            continue  # not written by a run
         for number, line in enumerate(read_objects(path, ("kind",)), 1):
             if line["kind"] == "trajectory":
-                turns = line.get("turns")
-                whole = {"task_id", "strategy", "judgment"} <= line.keys() and isinstance(turns, list)
-                whole = whole and all(
-                    isinstance(t, dict) and {"action", "flagged", "reward"} <= t.keys() for t in turns or ()
-                )
+                whole = _is_trajectory(line)
                 require(whole, f"line {number} of {path}", "a trajectory as a run writes it", sorted(line))
-                yield int(path.stem.split("_")[1]), line
+                yield int(name[1]), line
+
+
+def _is_trajectory(line: Mapping[str, Any]) -> bool:
+    texts = isinstance(line.get("task_id"), str) and isinstance(line.get("strategy", 0), str | None)
+    turns = line.get("turns")
+    if not (texts and "judgment" in line and isinstance(turns, list)):
+        return False
+    return all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("action", 0), str | None)
+        and isinstance(turn.get("flagged"), bool)
+        and (turn.get("reward", "") is None or is_number(turn.get("reward")))
+        for turn in turns
+    )
 
 
 def make_oracle(config: Config) -> tuple[Oracle, str, Any]:
@@ -131,6 +144,8 @@ def analyse_judge(folder: Path, config: Config) -> tuple[dict[int, Row], str]:
     """Counts of every iteration and the name of the oracle. ValueError where nothing can be counted."""
     require(config.judge.enabled, "judge", "enabled in the run", config.algorithm, "its turns were never judged")
     require(config.log.trajectories, "log.trajectories", "true in the run", False, "its judgments were not kept")
+    kept = any(True for _ in read_trajectories(folder))
+    require(kept, "trajectories", "those that the run was judged by", f"none in {str(folder / 'trajectories')!r}")
     oracle, name, task_set = make_oracle(config)
     try:
         counts = judge_counts(folder, oracle)

@@ -56,7 +56,8 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
     except ImportError:
         return None
 
-    runs = {Path(folder).name: (read_metrics(folder), read_evaluations(folder)) for folder in folders}
+    names = labels([Path(folder) for folder in folders])
+    runs = {name: (read_metrics(folder), read_evaluations(folder)) for name, folder in zip(names, folders, strict=True)}
     if not any(metrics for metrics, _ in runs.values()):
         return None
     figure = Figure(figsize=(18, 7), layout="constrained")  # not pyplot's: a notebook's figures stay its own
@@ -194,7 +195,7 @@ def write_cost_curves(
     for place, (label, members) in enumerate(groups.items()):
         logs = [(read_metrics(folder), read_evaluations(folder)) for folder in members]
         for folder, (metrics, _) in zip(members, logs, strict=True):
-            counted = all("cost/environment_turns" in line for line in metrics)
+            counted = bool(metrics) and all("cost/environment_turns" in line for line in metrics)
             require(counted, "runs", "runs that count their environment turns", str(folder), "run it again")
         draw_curves(axes, [learning_curve(*lines) for lines in logs], reached, label, place)
     for axis, title in zip(axes, SPENT.values(), strict=True):
@@ -213,13 +214,21 @@ def group_by_configuration(folders: Sequence[str | Path]) -> dict[str, list[Path
     groups: dict[str, list[Path]] = defaultdict(list)
     for folder in map(Path, folders):
         config = read_yaml(folder / "config.yaml", "the run's configuration")
-        groups[json.dumps({k: v for k, v in config.items() if k not in ("seed", "run", "log")})].append(folder)
-    names = Counter(members[0].name for members in groups.values())
+        # str: a configuration that no run wrote may hold what JSON has no word for.
+        same = json.dumps({k: v for k, v in config.items() if k not in ("seed", "run", "log")}, default=str)
+        groups[same].append(folder)
     labelled = {}
-    for first, *others in groups.values():
-        name = first.name if names[first.name] == 1 else str(first)
+    for name, (first, *others) in zip(
+        labels([members[0] for members in groups.values()]), groups.values(), strict=True
+    ):
         labelled[f"{name} ({len(others) + 1} seeds)" if others else name] = [first, *others]
     return labelled
+
+
+def labels(folders: Sequence[Path]) -> list[str]:
+    """The name of each folder, or the whole path of those that share a name."""
+    names = Counter(folder.name for folder in folders)
+    return [folder.name if names[folder.name] == 1 else str(folder) for folder in folders]
 
 
 def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -311,6 +320,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for run in options.runs:
             there = (Path(run) / "metrics.jsonl").is_file()
             require(there, "runs", "run folders with metrics.jsonl", run, "train one first")
+        once = len({Path(run).resolve() for run in options.runs}) == len(options.runs)
+        require(once, "runs", "different folders", options.runs, "name each once")
+        out = Path(options.out)
+        fits = out.suffix == ".png" and out.parent.is_dir() and not out.is_dir()
+        require(fits, "--out", "a .png file in a folder that is there", options.out)
         rule, remedy = "installed to draw", "pip install hsg[notebooks]"
         require(find_spec("matplotlib") is not None, "matplotlib", rule, "no such package", remedy)
         if measure is None:
@@ -320,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require(written is not None, "runs", f"folders that have measured {measure or 'an iteration'}", options.runs)
     except ValueError as error:
         return refuse(error)
+    except OSError as error:  # a full disk, say
+        return refuse(error, 1)
     print(written)
     return 0
 

@@ -14,6 +14,7 @@ Deliberately absent: a scheduler for clusters (`--dry-run` checks the cells and 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments import study_cell
+from experiments.curves import REACHED, SPENT_SIDE_BY_SIDE, is_number
 from experiments.study_cell import result_path
 from experiments.study_elsewhere import collect
 from experiments.study_file import Cell, Study, make_cells, read_study
@@ -60,7 +62,7 @@ def run_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int) -> list
                 process.wait()
                 running.discard(process)
         good = result_path(out, cell).is_file()
-        word = "done" if good else f"FAILED, see {log}"
+        word = "done" if good else "stopped" if passed_on else f"FAILED, see {log}"
         print(f"  {cell.name} seed {cell.seed}: {word} ({time.monotonic() - began:.0f} s)", flush=True)
         return None if good else cell
 
@@ -96,12 +98,20 @@ def environment_of_cells(jobs: int) -> dict[str, str]:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """What `run_cell` returned. ValueError where the file holds something else."""
+    """What `result_of` returned. ValueError where the file holds something else."""
     try:
         result = json.loads(path.read_bytes())
-    except ValueError:
-        result = None
-    whole = isinstance(result, dict) and {"seed", "measures", "per_task", "curve", "versions"} <= result.keys()
+        whole = isinstance(result["versions"], dict) and {"commit", "torch"} <= result["versions"].keys()
+        whole = whole and isinstance(result["seed"], int) and isinstance(result["measures"], dict)
+        whole = whole and all(is_number(share) for share in result["measures"].get("pass_at_k", []))
+        whole = whole and all(len(counts) == 2 for counts in result["per_task"].values())
+        drawn = {*SPENT_SIDE_BY_SIDE, *REACHED}
+        whole = whole and (not result["curve"] or drawn <= result["curve"].keys())
+        columns = list(result["curve"].values())
+        whole = whole and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns)
+        whole = whole and all(value is None or is_number(value) for column in columns for value in column)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        whole = False
     remedy = "delete that file, and the cell is run again"
     require(whole, "a cell's result", "what this command wrote", str(path), remedy)
     return result
@@ -111,7 +121,10 @@ def changed(study: Study, overrides: Sequence[str]) -> Study:
     """The study under a name of its own where `--set` changes every cell: its table must not pass for the study's."""
     if not overrides:
         return study
-    word = re.sub(r"[^A-Za-z0-9_.=,+-]+", "_", "+".join(overrides))[:100]
+    whole = "+".join(overrides)
+    word = re.sub(r"[^A-Za-z0-9_.=,+-]+", "_", whole)[:100]
+    if word != whole:  # cut or rewritten, two lists could come to the same
+        word += "+" + hashlib.sha256(whole.encode()).hexdigest()[:8]
     title = f"{study.title} ({', '.join(overrides)})"
     return dataclasses.replace(study, name=f"{study.name}+{word}", title=title)
 

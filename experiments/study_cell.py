@@ -23,6 +23,7 @@ from typing import Any
 
 from experiments.curves import learning_curve, read_evaluations, read_metrics
 from experiments.study_file import CONFIGS, Cell
+from hsg.checks import require
 from hsg.files import write_whole
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -44,7 +45,7 @@ def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
     from hsg.models import load_encoder
 
     torch.set_num_threads(1)  # cells run side by side
-    quiet = ["log.wandb=disabled", "log.quiet=true", f"run.dir={out / 'runs'}", f"run.name={cell.key}"]
+    quiet = ["log.wandb=disabled", "log.quiet=true", f"run.dir={json.dumps(str(out / 'runs'))}", f"run.name={cell.key}"]
     config = load_config(CONFIGS / cell.base, [*cell.overrides, *quiet])
     trains = config.train.iterations > 0
     began = time.process_time()
@@ -58,6 +59,7 @@ def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
         embed = trainer.collector.embed or load_encoder(config.model.encoder, trainer.distributed.device).embed
         samples = play_samples(config, trainer.policy, task_set, tasks, cell.samples)
     run = out / "runs" / cell.key
+    require(not trains or (run / "metrics.jsonl").is_file(), "the run of a cell", "with metrics.jsonl", str(run))
     judged = {"versions": versions, "cpu_seconds": time.process_time() - began, **judge_samples(samples, embed)}
     return result_of(cell, judged, (read_metrics(run), read_evaluations(run)) if trains else None)
 

@@ -13,17 +13,20 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.curves import REACHED
 from hsg.checks import require
 from hsg.configfile import load_config, read_yaml, to_dict
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ACCELERATE = Path(__file__).resolve().parent / "accelerate"
 SCALES = Path(__file__).resolve().parent / "scales"
+ROOTS = ("measures", "by_kind", "metrics", "evaluations", "curve", "cpu_seconds")  # of what a cell's result holds
 VERSION = 2  # raise it when a cell's result means something else
 
 
@@ -72,7 +75,7 @@ def read_study(path: Path, scale: str | None = None) -> Study:
     given = read_yaml(path, "the study")
     name = path.stem
     if "base" not in given:
-        scale = scale or "toy"
+        scale = "toy" if scale is None else scale
         name, given = f"{name}-{scale}", _at_scale(path, given, scale)
     else:
         require(scale is None, "--scale", "left out for a study that has a base", scale, f"see {str(path)!r}")
@@ -93,18 +96,27 @@ def read_study(path: Path, scale: str | None = None) -> Study:
         ("needs", dict, "a mapping of options to texts"),
     ):  # fmt: skip
         require(key not in given or isinstance(given[key], kind), key, f"{rule} in {str(path)!r}", given.get(key))
-    known_cells = [str(name) for name in given["cells"]]
-    require(bool(known_cells), "cells", f"a mapping of at least one cell in {str(path)!r}", given["cells"])
-    require(given.get("hard") in (None, *known_cells), "hard", f"a cell of {str(path)!r}", given.get("hard"))
-    strangers = sorted(set(map(str, given.get("paper", {}))) - set(known_cells))
-    require(
-        not strangers, "paper", f"figures of cells of {str(path)!r}", strangers, f"they are {', '.join(known_cells)}"
-    )
+    where = f"in {str(path)!r}"
+    cells, columns, paper = given["cells"], given.get("columns", {}), given.get("paper", {})
+    require(bool(cells), "cells", f"a mapping of at least one cell {where}", cells)
+    in_table = {"cells": cells, "columns": columns, "paper": paper.values(), "paper_of": [given.get("paper_of", "")]}
+    for key, texts in in_table.items():
+        for text in texts:
+            # YAML reads 0.1 and 0.10, or on and yes, as one; the others would break the table's lines.
+            plain = isinstance(text, str) and not re.search(r"[|\n`]|<!--", text)
+            require(
+                plain, key, f"plain texts without | and ` {where}", text, "quote what is a number or a word like on"
+            )
+    require(given.get("hard") in (None, *cells), "hard", f"a cell {where}", given.get("hard"))
+    strangers = sorted(set(map(str, paper)) - set(cells))
+    require(not strangers, "paper", f"figures of cells {where}", strangers, f"they are {', '.join(cells)}")
+    require(given.get("curve") in (None, *REACHED), "curve", f"one of {', '.join(REACHED)} {where}", given.get("curve"))
     launch = given.get("launch")
     require(launch is None or (ACCELERATE / launch).is_file(), "launch", "a file of experiments/accelerate", launch)
-    require(all(isinstance(p, str) for p in given.get("columns", {}).values()), "columns",
-            f"a mapping of names to paths in {str(path)!r}", given.get("columns"))  # fmt: skip
-    return Study(name=name, **{**given, "cells": {str(n): c or {} for n, c in given["cells"].items()}})
+    for found in columns.values():
+        known_root = isinstance(found, str) and found.split(".")[0] in ROOTS
+        require(known_root, "columns", f"paths that begin with {', '.join(ROOTS)} {where}", found)
+    return Study(name=name, **{**given, "cells": {name: options or {} for name, options in cells.items()}})
 
 
 def _at_scale(path: Path, given: dict[str, Any], scale: str) -> dict[str, Any]:

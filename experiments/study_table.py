@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path)
         mine = [dict(r) for r in results if r["cell"] == name]
         for result in mine:
             if hard is not None and name != study.hard:  # that cell solves none of them by definition
-                result["hard_solved"] = sum(result["per_task"][task][1] > 0 for task in hard)
+                # A task all of whose samples broke has no line, and was not solved.
+                result["hard_solved"] = sum(result["per_task"].get(task, (0, 0))[1] > 0 for task in hard)
         if mine:
             seeds[name] = len(mine)
             rows[name] = {c: v for c, path in columns.items() if (v := mean_and_spread(mine, path)) is not None}
@@ -73,7 +75,8 @@ def hard_tasks(study: Study, results: Sequence[Mapping[str, Any]]) -> list[str] 
     judged = [r["per_task"] for r in results if r["cell"] == study.hard]
     if not judged:
         return None
-    return unsolved({task: [sum(part) for part in zip(*(r[task] for r in judged), strict=True)] for task in judged[0]})
+    shared = [task for task in judged[0] if all(task in r for r in judged)]
+    return unsolved({task: [sum(part) for part in zip(*(r[task] for r in judged), strict=True)] for task in shared})
 
 
 def mean_and_spread(results: Sequence[Mapping[str, Any]], path: str) -> Value | None:
@@ -88,7 +91,7 @@ def look_up(result: Any, path: str) -> float | None:
     """The number at a dotted path; a whole number in it is a place in a list, negative from its end."""
     for part in path.split("."):
         if isinstance(result, list):
-            place = int(part)
+            place = int(part) if re.fullmatch(r"-?\d+", part) else len(result)
             result = result[place] if -len(result) <= place < len(result) else None
         else:
             result = result.get(part) if isinstance(result, Mapping) else None

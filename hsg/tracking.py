@@ -32,7 +32,8 @@ _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 LOGS = ("metrics.jsonl", "eval.jsonl")
 FINISHED = "finished.json"
-_RECORD = re.compile(r"iteration_(\d{6,})\.jsonl")
+RECORD = re.compile(r"iteration_(\d{6,})\.jsonl")
+"""The file of one iteration's trajectories; others beside it are somebody else's."""
 
 
 class RunFolder:
@@ -92,7 +93,7 @@ class RunFolder:
 
     def _records(self) -> dict[int, Path]:
         """The files of records by their iteration; what somebody else has put beside them is no record."""
-        found = ((_RECORD.fullmatch(path.name), path) for path in (self.path / "trajectories").glob("iteration_*"))
+        found = ((RECORD.fullmatch(path.name), path) for path in (self.path / "trajectories").glob("iteration_*"))
         return {int(match[1]): path for match, path in found if match and path.is_file()}
 
     def _cut(self, state: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from experiments.analysis import (
     main,
     make_oracle,
     off_path_turns,
+    read_trajectories,
     with_shares,
 )
 from hsg.config import Config
@@ -166,6 +167,11 @@ def test_what_cannot_be_computed_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert "log.trajectories must be true in the run" in capsys.readouterr().err
     empty = make_run(tmp_path / "empty", make_config(TOY), {0: []}, [], [])
     assert main([str(empty), "--only", "judge"]) == 2
+    assert 'trajectories must be those that the run was judged by, got "none in ' in capsys.readouterr().err
+    unjudged = make_run(
+        tmp_path / "unjudged", make_config(TOY), {0: [line("x", "s", turn("a"), judgment=None)]}, [], []
+    )
+    assert main([str(unjudged), "--only", "judge"]) == 2
     assert "judged trajectories must be of an environment that knows wasted turns" in capsys.readouterr().err
     assert main([str(tmp_path)]) == 2
     assert "RUN must be a run folder with config.yaml" in capsys.readouterr().err
@@ -183,6 +189,10 @@ NULL = '{"label": "after training", "iteration": 1, "score": null, "success": nu
     ("trajectories/iteration_000000.jsonl", "{}\n", "an object as a run writes it with kind"),
     ("trajectories/iteration_000000.jsonl", '{"kind": "trajectory"}\n', "a trajectory as a run writes it"),
     ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "turns": None}), "a trajectory as a run writes it"),
+    ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "task_id": ["x"]}), "a trajectory as a run writes it"),
+    ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "strategy": 5}), "a trajectory as a run writes it"),
+    ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "turns": [{**turn("a"), "action": 5}]}), "a trajectory as"),
+    ("trajectories/iteration_000000.jsonl", json.dumps({**WHOLE, "turns": [{**turn("a"), "flagged": "no"}]}), "a trajectory"),
     ("metrics.jsonl", '{"advantage/dead_groups": 1}\n', "an object as a run writes it with iteration"),
     ("metrics.jsonl", '{"iteration": 0, "advantage/dead_groups": null}\n', "must be a finite number, got None"),
     ("metrics.jsonl", '{"iteration": 0, "x": 1' + 400 * "0" + "}\n", "x in line 1 of "),
@@ -217,3 +227,12 @@ def test_an_environment_that_is_not_here_leaves_the_other_parts(
     out = capsys.readouterr().out
     assert "judge: not computed: environment.name must be one that can be made here, got 'somelab.gone'" in out
     assert "Share of groups" in out
+
+
+def test_strange_files_are_not_the_runs(toy_run: Path) -> None:
+    before = list(read_trajectories(toy_run))
+    first = toy_run / "trajectories" / "iteration_000000.jsonl"
+    for name in ("iteration_old_000000.jsonl", "iteration_000000 copy.jsonl", "notes.jsonl"):
+        (first.parent / name).write_bytes(first.read_bytes())
+    (first.parent / "iteration_000099.jsonl").mkdir()
+    assert list(read_trajectories(toy_run)) == before

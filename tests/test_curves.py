@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from experiments.curves import group_by_configuration, learning_curve, main, mean_curve, write_cost_curves
+from experiments.curves import group_by_configuration, labels, learning_curve, main, mean_curve, write_cost_curves
 
 LINE = {
     "iteration": 0,
@@ -88,3 +89,39 @@ def test_curves_against_cost_are_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "0" / "metrics.jsonl").write_text('{"iteration": 0}\n')
     assert main([*runs, "--against-cost", "--out", str(out)]) == 2
     assert "runs must be runs that count their environment turns" in capsys.readouterr().err
+
+
+def test_folders_of_one_name_are_two_runs_and_one_folder_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x").mkdir()
+    runs = [make_run(tmp_path / "a", 0), make_run(tmp_path / "x" / "a", 1)]
+    assert labels(runs) == list(map(str, runs))
+    assert labels([runs[0], tmp_path / "x"]) == ["a", "x"]
+    assert main([str(runs[0]), f"{runs[0]}/", "--against-cost", "--out", str(tmp_path / "c.png")]) == 2
+    assert "runs must be different folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["no/such/c.png", ".", "", "c.jpg"])
+def test_a_picture_goes_where_it_can(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a", 0)
+    assert main(["a", "--out", out]) == 2
+    assert capsys.readouterr().err == f"error: --out must be a .png file in a folder that is there, got {out!r}\n"
+
+
+@pytest.mark.parametrize(("file", "text", "said"), [
+    ("metrics.jsonl", "", "runs must be runs that count their environment turns"),
+    ("metrics.jsonl", '{"x": 1}', "an object as a run writes it with iteration"),
+    ("metrics.jsonl", '{"iteration": 0, "cost/environment_turns": "x"}', "must be a finite number, got 'x'"),
+    ("eval.jsonl", '{"label": "training"}', "an object as a run writes it with label, iteration"),
+    ("eval.jsonl", '{"label": "training", "iteration": 1, "success": "y"}', "must be a finite number, got 'y'"),
+    ("config.yaml", "!!set {a}", "the run's configuration must be"),
+])  # fmt: skip
+def test_what_no_run_wrote_is_named(file: str, text: str, said: str, tmp_path: Path, capsys: Any) -> None:
+    run = make_run(tmp_path / "a", 0)
+    (run / file).write_text(text)
+    assert main([str(run), "--against-cost", "--out", str(tmp_path / "c.png")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -17,7 +17,7 @@ import pytest
 
 from experiments import study as studies
 from experiments import study_file
-from experiments.curves import learning_curve
+from experiments.curves import REACHED, SPENT_SIDE_BY_SIDE, learning_curve
 from experiments.study import changed, environment_of_cells, main, run_study
 from experiments.study_cell import result_path, summarise_metrics
 from experiments.study_elsewhere import commands
@@ -142,7 +142,7 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for text, message in (
         ("title: a", "must have the keys title, base, cells"),
         ("title: a\nbase: b\ncells: {}\ncell: {}", "with the unknown key cell; did you mean cells?"),
-        ("title: a\nbase: smoke.yaml\ncells: {x: }\npaper: {y: 5}", "paper must be figures of cells of"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\npaper: {y: '5'}", "paper must be figures of cells in"),
         (
             "title: a\nbase: smoke.yaml\ncells: {x: }\nlaunch: gpu9.yaml",
             "launch must be a file of experiments/accelerate",
@@ -153,8 +153,15 @@ def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("title: a\nbase: smoke.yaml\ncells: {}", "at least one cell"),
         ("title: a\nbase: smoke.yaml\ncells: {x: }\nset: [1]", "set must be a mapping of options"),
         ("title: a\nbase: smoke.yaml\ncells: {x: }\nset:", "set must be a mapping of options"),
-        ("title: a\nbase: smoke.yaml\ncells: {x: }\ncolumns: {a: 1}", "columns must be a mapping of names to paths"),
-        ("title: a\nbase: smoke.yaml\ncells: {x: }\nhard: y", "hard must be a cell of"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\ncolumns: {a: 1}", "columns must be paths that begin with measures"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\ncolumns: {a: measure.x}", "columns must be paths that begin with"),
+        ("title: a\nbase: smoke.yaml\ncells: {0.1: , 0.10: }", "cells must be plain texts without | and `"),
+        ("title: a\nbase: smoke.yaml\ncells: {on: , yes: }", "got True; quote what is a number"),
+        ("title: a\nbase: smoke.yaml\ncells: {a|b: }", "got 'a|b'"),
+        ("title: a\nbase: smoke.yaml\ncells: {<!-- end -->: }", "cells must be plain texts"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\npaper: {x: 71.0}", "paper must be plain texts"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\ncurve: reward/sucess", "curve must be one of reward/success"),
+        ("title: a\nbase: smoke.yaml\ncells: {x: }\nhard: y", "hard must be a cell in"),
         ("title: a\nbase: smoke.yaml\ncells: {x: }\nsplit: 5", "split must be a text"),
         (
             "title: a\nbase: smoke.yaml\ncells: {x: }\nsplit: nope",
@@ -202,7 +209,19 @@ def test_bad_arguments_are_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+WHOLE = {
+    "seed": 0, "versions": {"commit": "0", "torch": "2"}, "measures": {"pass_at_k": [0.5]}, "per_task": {"t": [1, 1]},
+    "curve": {name: [None] for name in (*REACHED, *SPENT_SIDE_BY_SIDE)},
+}  # fmt: skip
+DAMAGED = [
+    {"measures": None}, {"measures": {"pass_at_k": ["x"]}}, {"curve": [1]}, {"curve": {"iteration": [1], "seconds": []}},
+    {"curve": {**WHOLE["curve"], "seconds": ["x"]}}, {"per_task": {"t": []}}, {"versions": {}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "[" * 100_000, *(json.dumps({**WHOLE, **part}) for part in DAMAGED)]
+)
 def test_a_damaged_result_is_named_and_kept(text: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "s.yaml").write_text(GOOD)
     path = result_path(tmp_path, make_cells(read_study(tmp_path / "s.yaml"), [0])[0])
@@ -211,6 +230,8 @@ def test_a_damaged_result_is_named_and_kept(text: str, tmp_path: Path, capsys: A
     assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--out", str(tmp_path)]) == 2
     assert f"got '{path}'; delete that file" in capsys.readouterr().err
     assert path.read_text() == text
+    path.write_text(json.dumps(WHOLE))
+    assert main([str(tmp_path / "s.yaml"), "--seeds", "0", "--out", str(tmp_path)]) == 0
 
 
 def test_an_interrupt_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -310,7 +331,15 @@ def test_a_signal_is_passed_on_to_the_cells(
 def test_a_changed_study_has_a_folder_of_its_own() -> None:
     """Its table would pass for the study's, and be put into docs/results.md as that."""
     other = changed(STUDY, ["train.max_environment_turns=1500", "run/x=../../y"])
-    assert other.name == f"{STUDY.name}+train.max_environment_turns=1500+run_x=.._.._y"
+    assert re.fullmatch(
+        rf"{STUDY.name}\+train.max_environment_turns=1500\+run_x=\.\._\.\._y\+[0-9a-f]{{8}}", other.name
+    )
+    long = "tasks.file=" + 100 * "a"
+    names = {
+        changed(STUDY, ["kappa=1", item]).name for item in (long + "b", long + "c", "tasks.file=a/b", "tasks.file=a_b")
+    }
+    assert len(names) == 4
+    assert changed(STUDY, ["kappa=1"]).name == f"{STUDY.name}+kappa=1"
     assert other.title.endswith("(train.max_environment_turns=1500, run/x=../../y)")
     assert changed(STUDY, []) is STUDY
 
@@ -359,7 +388,7 @@ def test_numbers_at_a_path() -> None:
     found = {"a": {"b": [1, 2.5]}, "c": "text", "n": float("nan")}
     assert look_up(found, "a.b.1") == 2.5
     assert look_up(found, "a.b.-1") == 2.5
-    for nothing in ("a.b.2", "a.x", "c", "n", "a.b"):
+    for nothing in ("a.b.2", "a.x", "c", "n", "a.b", "a.b.first"):
         assert look_up(found, nothing) is None
 
 
