@@ -17,7 +17,7 @@ CONFIG_toy      := experiments/configs/toy_strata.yaml
 CONFIG_alfworld := experiments/configs/alfworld_quickstart.yaml
 
 # make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
-OVERRIDES = $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
+OVERRIDES = $(if $(RESUME),--resume $(RESUME)) $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
 
 # Nothing here needs the model hub; HF_HUB_OFFLINE=0 make run SET=model.path=... lets a run load from it.
 HF_HUB_OFFLINE ?= 1
@@ -35,7 +35,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
-	@echo 'options:   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|webshop|toy   THREADS=1   PYTHON=python3.11'
+	@echo 'options:   RESUME=auto   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|webshop|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
 	@:
@@ -77,7 +77,7 @@ sge-smoke: setup ## two iterations of SGE on code repair with SmolLM2-135M (HSG_
 
 SEEDS ?= 0,1,2
 JOBS  ?= 2
-STUDY  = $(BIN)/python experiments/study.py --seeds $(SEEDS) --jobs $(JOBS) $(foreach pair,$(SET),--set '$(pair)')
+STUDY  = $(BIN)/python experiments/study.py --seeds $(SEEDS) --jobs $(JOBS) $(if $(BASE),--base $(BASE)) $(foreach pair,$(SET),--set '$(pair)')
 sge-toy: ablate-sge ## SGE, its ablations and baselines in the toy world, and what its temperatures do: SEEDS=0,1,2 JOBS=2
 	@$(STUDY) experiments/studies/sge_toy.yaml
 

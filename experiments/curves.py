@@ -160,9 +160,10 @@ def draw_curves(
     spent: Mapping[str, str] = SPENT,
 ) -> None:
     """One line in each panel, one for each of `spent`: the mean over equal runs (see `learning_curve`), band: their spread."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     for axis, name in zip(axes, spent, strict=True):
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 150k: six digits run into each other
         if points := mean_curve(curves, name, reached) if curves else []:
             x, mean, spread = zip(*points, strict=True)

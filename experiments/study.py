@@ -52,6 +52,7 @@ def run_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int) -> list
     def one(cell: Cell) -> Cell | None:
         began = time.monotonic()
         log = out / "cells" / f"{cell.key}.log"
+        print(f"  {cell.name} seed {cell.seed}: begun, see {log}", flush=True)
         # The process of the cell inherits the lock: it lasts as long as the process, even where this one is killed.
         with locked(log) as sink:
             if not result_path(out, cell).is_file():  # another study may have run the very same cell meanwhile
@@ -117,8 +118,10 @@ def _result(path: Path) -> dict[str, Any]:
     return result
 
 
-def changed(study: Study, overrides: Sequence[str]) -> Study:
-    """The study under a name of its own where `--set` changes every cell: its table must not pass for the study's."""
+def changed(study: Study, overrides: Sequence[str], base: str | None = None) -> Study:
+    """The study under a name of its own where every cell is changed: its table must not pass for the study's."""
+    if base is not None:
+        study = dataclasses.replace(changed(study, [f"base={base}"]), base=base)
     if not overrides:
         return study
     whole = "+".join(overrides)
@@ -164,11 +167,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="option of every cell, repeatable"
     )
+    parser.add_argument("--base", metavar="FILE", help="of experiments/configs, in the place of the study's own base")
     parser.add_argument("--dry-run", action="store_true", help="check every cell and print its command, run none")
     parser.add_argument("--collect", action="store_true", help="run none, make the table of what those commands left")
     options = parser.parse_args(arguments)
     require(options.jobs >= 1, "--jobs", ">= 1", options.jobs)
-    study = changed(read_study(options.study, options.scale), options.set)
+    study = changed(read_study(options.study, options.scale), options.set, options.base)
     cells = make_cells(study, _seeds(options.seeds), options.set)
     if options.dry_run:
         dry_run(study, cells)

@@ -50,6 +50,7 @@ def run_cell(cell: Cell, out: Path) -> dict[str, Any]:
     trains = config.train.iterations > 0
     began = time.process_time()
     versions = {"commit": commit(), "torch": torch.__version__}  # now: the files may change while it runs
+    print(f"{cell.name}, seed {cell.seed}: begun; where no warm start is cached, it comes first: minutes", flush=True)
     with opened(config, Distributed(), cell.key, logged=trains) as (task_set, trainer):
         if trains:
             if config.evaluation.initial:

@@ -126,8 +126,13 @@ def _shown(value: Value | None, seeds: int) -> str:
     if value is None:
         return ""
     mean, spread, count = value
-    text = f"{mean:.3g}" if spread is None else f"{mean:.3g} ± {spread:.2g}"
+    text = _number(mean, 3) if spread is None else f"{_number(mean, 3)} ± {_number(spread, 2)}"
     return text if count == seeds else f"{text} ({count} of {seeds})"
+
+
+def _number(value: float, digits: int) -> str:
+    """So many digits, or all before the point: 20,512 and not 2.05e+04."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path | None:

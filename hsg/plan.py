@@ -177,8 +177,15 @@ def _time(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
+COLUMNS = (
+    "GPUs", "held", "gathered", "cache", "rollout", "update", "peak", "fits", "largest `update.microbatch_tokens`",
+    "largest `rollout.max_cache_tokens`",
+)  # fmt: skip
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+
+
 def markdown(plan: Plan) -> str:
-    """One line of the tables in docs/scaling.md."""
+    """One line of the tables in docs/scaling.md: GiB on the fullest rank, and the largest options that fit."""
     size = plan.bytes
     cells = [size.held, size.gathered, size.cache, size.rollout, size.update, size.peak]
     batch = "none" if plan.microbatch is None or plan.microbatch < plan.rows.length else _capped(plan.microbatch, 2**24)
@@ -204,7 +211,9 @@ def _answer(arguments: Sequence[str] | None) -> str:
     )
     parser.add_argument("--config", help="YAML with the differences from defaults")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one key; repeatable")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="ranks; several numbers: a table in Markdown")
+    parser.add_argument(
+        "--gpus", type=int, nargs="+", default=[1], help="ranks; several numbers: a table in Markdown, in GiB"
+    )
     parser.add_argument("--gpus-per-host", type=int, default=8, help="for distributed.sharding=hybrid (8)")
     parser.add_argument("--gpu-memory", type=float, default=80.0, help="GiB of each (80)")
     parser.add_argument("--reserve", type=float, default=0.1, help="share left to CUDA and to fragments (0.1)")
@@ -229,7 +238,7 @@ def _answer(arguments: Sequence[str] | None) -> str:
     settings = [setting_of(config, gpus, gpus_per_host=options.gpus_per_host) for gpus in options.gpus]
     plans = [make_plan(model, config, setting, memory, lengths) for setting in settings]
     if len(plans) > 1:
-        return "\n".join(map(markdown, plans))
+        return "\n".join([HEAD, *map(markdown, plans)])
     return show(plans[0], *_rates(options.tflops, options.bandwidth, plans[0].setting))
 
 

@@ -34,6 +34,29 @@ def test_every_option_has_its_line_with_default_and_meaning() -> None:
     assert told["train.max_seconds"][:2] == ("null", "number or null")
 
 
+def documented_metrics() -> list[str]:
+    """In the first column of the tables of docs/metrics.md."""
+    lines = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines()
+    firsts = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    return [name for first in firsts for name in re.findall(r"`([a-z]+/[a-z_0-9]+)`", first)]
+
+
+def test_every_metric_has_its_line() -> None:
+    """Names that stand in the code are explained, and what is explained is of a kind that the code has."""
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "hsg").glob("*.py"))
+    told = documented_metrics()
+    assert len(told) == len(set(told))
+    kinds = {name.split("/")[0] for name in told}
+    literals = {name for name in re.findall(r'"([a-z]+/[a-z_0-9]+)"', code) if name.split("/")[0] in kinds}
+    unfinished = {"time/trained", "time/sampled", "time/processor", "advantage/strategy_"}  # beginnings of names
+    assert literals - unfinished <= set(told)
+    parts = {*re.findall(r'"([a-z_0-9]+)"', code), *re.findall(r"\b([a-z_]+):? (?:int|float) = ", code)}
+    for name in set(told) - literals:  # put together from a kind and a word that stands in the code
+        word = name.split("/")[1]
+        word = re.sub(r"^strategy_(?=dead|frac)|_(?:positions|seconds|strategy|action)$", "", word)
+        assert word in parts or word in code, name
+
+
 def test_troubleshooting_names_options_and_metrics_that_exist() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"`([a-z_]+\.[a-z_]+)(?:: [^`]*)?`", text)

@@ -191,7 +191,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"weights +3\.55 GiB", shown)  # 4 x 7.6156e9 / 8 / 2^30
     assert re.search(r"gathered +14\.19 GiB", shown)
     assert main([*given, "model.path=nano", "--gpus", "1", "8"]) == 0
-    assert capsys.readouterr().out.count("\n") == 2
+    assert capsys.readouterr().out.count("\n") == 4
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8}')
     for bad, words in (
         ([f"model.path={tmp_path}"], "model.path must be a decoder with a gated feed-forward part"),

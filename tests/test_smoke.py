@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import test_run_folder as by_hand
+from test_docs import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -63,6 +64,11 @@ def test_first_update_has_ratio_one_everywhere(folder: Path) -> None:
     metrics = by_hand.lines(folder / "metrics.jsonl")[0]
     assert metrics["update/log_ratio_max"] < 1e-4
     assert metrics["update/ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_every_metric_is_explained(folder: Path) -> None:
+    for metrics in by_hand.lines(folder / "metrics.jsonl"):
+        assert set(metrics) - {"iteration"} <= set(documented_metrics())
 
 
 def test_no_token_is_forwarded_in_vain(folder: Path) -> None:

@@ -342,6 +342,8 @@ def test_a_changed_study_has_a_folder_of_its_own() -> None:
     assert changed(STUDY, ["kappa=1"]).name == f"{STUDY.name}+kappa=1"
     assert other.title.endswith("(train.max_environment_turns=1500, run/x=../../y)")
     assert changed(STUDY, []) is STUDY
+    based = changed(STUDY, ["kappa=1"], "smoke.yaml")
+    assert (based.name, based.base) == (f"{STUDY.name}+base=smoke.yaml+kappa=1", "smoke.yaml")
 
 
 def test_a_lone_cell_sees_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
