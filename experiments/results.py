@@ -10,6 +10,7 @@ Deliberately absent: any sentence about what a table means; that is written arou
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -18,40 +19,74 @@ from pathlib import Path
 
 from hsg.arguments import Parser, refuse
 from hsg.checks import require
+from hsg.files import write_whole
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
 BLOCK = re.compile(r"<!-- study (?P<name>\S+): (?P<command>.+?) -->\n(?:(?!<!-- study ).)*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"(?P<rows>\|.*\|\n\|(?:---\|)+\n(?:\|.*\|\n)+)\nMeasured at .+\.\n")
+"""A whole table.md: half a file ends before the sentence of its commits does."""
 
 
 def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
-    """Write what was measured into the page and its plots beside it. Returns the studies that were found, and the others."""
+    """Write what was measured into the page and its plots beside it. Returns the studies that were found, and the others.
+
+    ValueError where the page or a table is not whole: then nothing was written.
+    """
     text = _read(page)
     unclosed = text.count("<!-- study ") - len(BLOCK.findall(text))
     require(not unclosed, "blocks of the page", "closed by <!-- end -->", f"{unclosed} in {str(page)!r} that are not")
     require(bool(BLOCK.search(text)), "the page", "with at least one block <!-- study NAME: COMMAND -->", str(page))
     found: list[str] = []
     missing: list[str] = []
+    copies: list[tuple[Path, Path]] = []
 
     def block(match: re.Match[str]) -> str:
         name, command = match["name"], match["command"]
         table = studies / name / "table.md"
-        if not table.is_file():
+        if not table.exists():
             missing.append(name)
             return match[0]
         found.append(name)
-        lines = [f"<!-- study {name}: {command} -->", f"`{command}`", "", _read(table).strip()]
-        (page.parent / "results").mkdir(exist_ok=True)
+        lines = [f"<!-- study {name}: {command} -->", f"`{command}`", "", _read_table(table, name, command)]
         for kept, ending in (("table.csv", ".csv"), ("curves.csv", "-curves.csv"), ("plot.png", ".png")):
-            copy = page.parent / "results" / f"{name}{ending}"
-            copy.unlink(missing_ok=True)  # of an older table
-            if (studies / name / kept).is_file():
-                shutil.copy(studies / name / kept, copy)
+            copies.append((studies / name / kept, page.parent / "results" / f"{name}{ending}"))
         if (studies / name / "plot.png").is_file():
             lines += ["", f"![learning curves and pass@k](results/{name}.png)"]
         return "\n".join([*lines, "<!-- end -->"])
 
-    page.write_text(BLOCK.sub(block, text), encoding="utf-8")
+    filled = BLOCK.sub(block, text)
+    for source, copy in copies:
+        copy.parent.mkdir(exist_ok=True)
+        if source.is_file():
+            _copy_whole(source, copy)
+    write_whole(page, filled)
+    for source, copy in copies:  # last: until here the page may show it
+        if not source.is_file():
+            copy.unlink(missing_ok=True)  # of an older table
     return found, missing
+
+
+def _read_table(path: Path, name: str, command: str) -> str:
+    """The text of a table.md. ValueError where it is not as a study writes it, or would end or open a block of the page."""
+    text = _read(path)
+    whole = TABLE.fullmatch(text)
+    # A row with a bar too many or too few has its figures in the columns of others.
+    bars = {len(re.findall(r"(?<!\\)\|", row)) for row in whole["rows"].splitlines()} if whole else set()
+    rule = "whole: a Markdown table and the commits that it was measured at, without <!-- marks -->"
+    require(
+        len(bars) == 1 and "<!--" not in text and "-->" not in text,
+        f"the table of {name}", rule, str(path), f"run `{command}` again",
+    )  # fmt: skip
+    return text.strip()
+
+
+def _copy_whole(source: Path, copy: Path) -> None:
+    draft = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copy(source, draft)
+        draft.replace(copy)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:
@@ -69,8 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(arguments)
         found, missing = fill(options.page, options.studies)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return refuse(error)
+    except OSError as error:  # a full disk, say: every file is as it was, or new and whole
+        where = error.filename2 or error.filename or str(options.page)
+        rule = "the page, its plots and its CSVs must be files that can be read and written"
+        return refuse(ValueError(f"{rule}, got {where!r}: {error.strerror}"))
     print(f"{options.page}: {len(found)} tables written; not measured yet: {', '.join(missing) or 'none'}")
     return 0
 

@@ -9,6 +9,7 @@ import csv
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,5 +161,8 @@ def plot(study: Study, results: Sequence[Mapping[str, Any]], path: Path) -> Path
     axes[-1].set_xscale("log", base=2)
     axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.suptitle(study.title)
-    figure.savefig(path, dpi=100)
+    with warnings.catch_warnings():
+        # Boxes stand for glyphs that the font lacks (CJK, emoji); the table beside the plot has the names.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        figure.savefig(path, dpi=100)
     return path

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from hsg.arguments import Parser, refuse
+from hsg.checks import require
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 FILES = Path(__file__).resolve().parent / "viewer"
@@ -115,7 +116,7 @@ def printable(text: str) -> str:
 
 def _collect_ids(chunk: dict[str, Any], seen: set[int]) -> None:
     for record in (*chunk["strategies"], *chunk["trajectories"]):
-        for owner in (record, *record.get("turns", ())):
+        for owner in (record, *record["turns"]):
             seen.update(i for i in owner.get("tokens", {}).get("ids", ()) if isinstance(i, int))
 
 
@@ -178,11 +179,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         for folder in options.runs:
-            known = any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "trajectories"))
+            known = any(os.path.exists(folder / name) for name in ("config.yaml", "metrics.jsonl", "trajectories"))
             if not known:
                 raise ValueError(f"RUN must be a run folder, got {str(folder)!r}; it has no config.yaml")
         if options.every < 1:
             raise ValueError(f"--every must be >= 1, got {options.every}; 1 keeps all iterations")
+        texts = options.map_texts
+        require(texts is None or texts >= 0, "--map-texts", ">= 0", texts, "0 places all")
         out = options.out or default_out(options.runs)
         if not out.name:
             raise ValueError(f"--out must be a file that can be written, got {str(out)!r}; name a file")

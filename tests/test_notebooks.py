@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import json
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments import notebooks
 from experiments.notebooks import FOLDER, cleared, execute, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,6 +117,105 @@ def test_clear_takes_results_out(tmp_path, capsys):
     assert list(after["metadata"]) == ["kernelspec", "language_info"]
     assert main([str(tmp_path / "none.ipynb")]) == 2
     assert capsys.readouterr().err.startswith("error: notebooks must be .ipynb files, got ")
+
+
+WHOLE = {
+    "cells": [
+        {
+            "cell_type": "code",
+            "execution_count": 3,
+            "id": "sum",
+            "metadata": {},
+            "outputs": [],
+            "source": ["1 +\n", "1"],
+        }
+    ],
+    "metadata": {},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+BARE = {key: value for key, value in WHOLE["cells"][0].items() if key != "metadata"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "no JSON (Expecting value: line 1 column 1 (char 0))"),
+        (json.dumps(WHOLE)[:60].encode(), "no JSON ("),
+        (b"x = 1", "no JSON ("),
+        (b"\xff\xfe", "invalid start byte"),
+        (b"[" * 100000, "nested too deep"),
+        (b"1" * 5000, "Exceeds the limit"),
+        (b"[1]", "no cells"),
+        (b"{}", "no cells"),
+        (json.dumps({**WHOLE, "cells": 5}), "no cells"),
+        (json.dumps({**WHOLE, "cells": [1]}), "no cells"),
+        (json.dumps({**WHOLE, "nbformat": 3}), "no cells in the format of nbformat 4"),
+        (json.dumps({**WHOLE, "nbformat_minor": "5"}), "no cells"),
+        (json.dumps({key: value for key, value in WHOLE.items() if key != "cells"}), "cells"),
+        (json.dumps({**WHOLE, "metadata": 5}), "['metadata'] 5 is not of type 'object'"),
+        (json.dumps({**WHOLE, "cells": [BARE]}), "['cells'][0] 'metadata' is a required property"),
+        (json.dumps({**WHOLE, "cells": [{**BARE, "metadata": {}, "source": 5}]}), "['cells'][0]"),
+    ],
+)
+@pytest.mark.parametrize("clear", [["--clear"], []])
+def test_a_file_that_is_no_notebook_is_one_line(content, problem, clear, tmp_path, capfd):
+    """Nothing is executed, and the whole one that is named before it is not cleared."""
+    whole, broken = tmp_path / "a.ipynb", tmp_path / "b.ipynb"
+    whole.write_text(json.dumps(WHOLE))
+    content = content.encode() if isinstance(content, str) else content
+    broken.write_bytes(content)
+    assert main([*clear, str(whole), str(broken)]) == 2
+    said = capfd.readouterr()
+    assert said.err.startswith(f"error: notebooks must be whole .ipynb files, got {str(broken)!r}: ")
+    assert problem in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert whole.read_text() == json.dumps(WHOLE)
+    assert broken.read_bytes() == content
+
+
+def test_a_full_disk_leaves_the_notebook_as_it_was(tmp_path, capsys):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(WHOLE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        assert main(["--clear", str(path)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: notebooks must be files that can be written, got {str(path)!r}: ")
+    assert error.count("\n") == 1
+    assert path.read_text() == json.dumps(WHOLE)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.ipynb"]
+
+
+def test_a_kernel_that_is_missing_is_one_line(tmp_path, capfd, monkeypatch):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(WHOLE))
+    monkeypatch.setattr(notebooks, "KERNEL", "no-such-kernel")
+    assert main([str(path)]) == 2
+    said = "error: ipykernel must be installed, got no kernel 'no-such-kernel'; pip install hsg[notebooks]\n"
+    assert capfd.readouterr().err == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import time; time.sleep(60)", "CellTimeoutError: A cell timed out"),
+        ("import os; os._exit(3)", "DeadKernelError"),
+    ],
+)
+def test_a_cell_that_does_not_end_is_one_line(code, problem, tmp_path, capfd, monkeypatch):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({**WHOLE, "cells": [{**WHOLE["cells"][0], "source": [code]}]}))
+    monkeypatch.setattr(notebooks, "CELL_SECONDS", 5)
+    assert main([str(path)]) == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: a.ipynb must run to its end, each cell within 5 s, got {problem}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,8 @@ from experiments.study_file import CONFIGS, make_cells, read_study
 TEXT = PAGE.read_text(encoding="utf-8")
 STUDIES = CONFIGS.parent / "studies"
 SCALED = re.compile(r"(ablate-\w+)-(toy|cpu|paper)")
-TABLE = "|  | success |\n|---|---|\n| a | 0.5 ± 0.1 |"
+MEASURED = "Measured at commit 1234567, torch 2.9.0."
+TABLE = f"|  | success |\n|---|---|\n| a | 0.5 ± 0.1 |\n\n{MEASURED}"
 
 
 def test_every_claim_is_answered_one_by_one() -> None:
@@ -46,7 +50,7 @@ def test_a_table_comes_in_word_for_word_and_again(tmp_path: Path) -> None:
         f"before\n\n<!-- study a: make a -->\nnot measured yet: `make a`\n<!-- end -->\n\n{waiting}\nafter\n"
     )
     (studies / "a").mkdir(parents=True)
-    (studies / "a" / "table.md").write_text("old\n")
+    (studies / "a" / "table.md").write_text(TABLE.replace("0.5", "0.4") + "\n")
     assert fill(page, studies) == (["a"], ["b"])
     (studies / "a" / "table.md").write_text(TABLE + "\n")
     (studies / "a" / "plot.png").write_bytes(b"drawn")
@@ -83,3 +87,75 @@ def test_bytes_that_are_no_text_are_named(tmp_path, capsys):
     page.write_bytes(b"\xff<!-- study a: make a -->\nx\n<!-- end -->\n")
     assert main(["--page", str(page)]) == 2
     assert f"got {str(page)!r}: not UTF-8 text" in capsys.readouterr().err
+
+
+def waiting_page(folder: Path, *names: str) -> Path:
+    page = folder / "results.md"
+    blocks = [f"<!-- study {name}: make {name} -->\nnot measured yet: `make {name}`\n<!-- end -->\n" for name in names]
+    page.write_text("before\n" + "between\n".join(blocks) + "after\n" * 200)
+    for name in names:
+        (folder / "studies" / name).mkdir(parents=True)
+        (folder / "studies" / name / "table.md").write_text(TABLE + "\n")
+    return page
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing more fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("full", ["page", "plot"])
+def test_a_full_disk_loses_nothing(full, tmp_path, capsys):
+    page = waiting_page(tmp_path, "a")
+    (tmp_path / "studies" / "a" / "plot.png").write_bytes(b"new" * 1000 if full == "plot" else b"new")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.png").write_bytes(b"old" * 1000)
+    (tmp_path / "results" / "a.csv").write_text("of an older table")
+    before = page.read_text()
+    with files_of_at_most(1000):
+        status = main(["--page", str(page), "--studies", str(tmp_path / "studies")])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.startswith("error: the page, its plots and its CSVs must be files that can be read and written, got ")
+    assert error.count("\n") == 1
+    assert page.read_text() == before
+    assert (tmp_path / "results" / "a.png").read_bytes() == (b"old" * 1000 if full == "plot" else b"new")
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["a.csv", "a.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "results.md", "studies"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "no table\n",
+        "| measured |\n",
+        TABLE + "\nmore",
+        TABLE.replace("\n|---|---|", "") + "\n",
+        TABLE[:30] + "\n",
+        TABLE[: TABLE.index("\n\n") + 1],
+        TABLE[: TABLE.index("torch 2.") + 8],
+        TABLE.replace("| a |", "| a | 0.9 |") + "\n",
+        TABLE.replace("a |", "a <!-- study b: make b --> |") + "\n",
+        TABLE.replace("a |", "a <!-- end --> |") + "\n",
+    ],
+)
+def test_a_table_that_is_not_whole_is_refused_by_name(table, tmp_path, capsys):
+    """Empty, half or with marks of its own: then no other table is written either."""
+    page = waiting_page(tmp_path, "b", "a")
+    (tmp_path / "studies" / "b" / "plot.png").write_bytes(b"drawn")
+    (tmp_path / "studies" / "a" / "table.md").write_text(table)
+    before = page.read_text()
+    assert main(["--page", str(page), "--studies", str(tmp_path / "studies")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the table of a must be whole: ")
+    assert error.endswith("table.md'; run `make a` again\n")
+    assert error.count("\n") == 1
+    assert page.read_text() == before
+    assert not (tmp_path / "results").exists()

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,18 @@ def test_curves_are_written(tmp_path: Path) -> None:
     assert [(r["cell"], r["seed"], r["environment_turns"], r["evaluation/success"]) for r in rows] == [
         ("A", "3", "10.0", ""), ("A", "3", "20.0", "")
     ]  # fmt: skip
+    assert (tmp_path / "plot.png").is_file()
+
+
+def test_names_that_the_plot_has_no_letters_for_are_no_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    study = replace(STUDY, title="比較 🚀", hard=None, cells={"策略": {}, "🚀": {}})
+    results = [result(name, [0.5, 0.75], {"t": [2, 1]}) for name in study.cells]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = write_results(study, results, tmp_path)
+    assert "| 策略 |" in text
+    assert "| 🚀 |" in text
     assert (tmp_path / "plot.png").is_file()
 
 

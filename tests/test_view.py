@@ -15,7 +15,7 @@ import pytest
 import yaml
 from browser import CHROMIUM, Browser
 
-from experiments.view import main, to_json, token_texts, write_page
+from experiments.view import FILES, main, to_json, token_texts, write_page
 from experiments.viewer.folder import read_config, read_run
 from experiments.viewer.maps import add_maps, bag_of_words, choose_texts, project
 
@@ -161,6 +161,7 @@ def test_half_a_line_and_strange_lines_are_left_out_and_counted(tmp_path: Path) 
     assert index["notes"] == [
         "metrics.jsonl: 1 line could not be read",
         "iteration_000000.jsonl: 3 lines could not be read",
+        "iteration_000000.jsonl: records without a task_index or of an unknown kind, left out: 1",
     ]
     assert index["metrics"]["iteration"] == [0]
     assert index["groups"][-1] | {"t": 0, "k": 0, "start": 0} == {
@@ -178,7 +179,88 @@ def test_half_a_line_and_strange_lines_are_left_out_and_counted(tmp_path: Path) 
 def test_turns_that_are_no_list_are_none(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", iterations=1)
     change(folder, lambda records: first_trajectory(records).update(turns=5))
-    assert read_run(folder, "c", lambda *_: None)["trajectories"]["turns"].count(0) == 1
+    index = read_run(folder, "c", lambda *_: None)
+    assert index["trajectories"]["turns"].count(0) == 1
+    assert index["notes"] == ["iteration_000000.jsonl: turns that are no objects, left out: 1"]
+
+
+@pytest.mark.parametrize(("turns", "lost"), [(5, 1), (None, 0), ([1], 1), ([{}, None, "x"], 2), ({}, 1)])
+def test_turns_of_a_strategy_are_no_trap(tmp_path: Path, turns: Any, lost: int) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+    change(folder, lambda records: records[1].update(turns=turns))
+    run = data_of(write_page([folder], tmp_path / "p.html", map_method="none"))["index"]["runs"][0]
+    assert run["notes"] == [f"iteration_000000.jsonl: turns that are no objects, left out: {lost}"] * bool(lost)
+    assert len(run["groups"]) == 3
+
+
+@pytest.mark.parametrize("tokens", [5, "x", [1], None, {"ids": 5}, {"ids": [1]}])
+def test_a_field_called_tokens_is_not_the_page_s_own(tmp_path: Path, tokens: Any) -> None:
+    """Of a strategy, of a trajectory and of a turn: left out and told, whatever it holds."""
+    folder = write_run(tmp_path / "r", iterations=1)
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        record = first_trajectory(records)
+        for owner in (records[1], record, record["turns"][1]):
+            owner["tokens"] = tokens
+
+    change(folder, edit)
+    data = data_of(write_page([folder], tmp_path / "p.html", map_method="none"))
+    assert data["index"]["runs"][0]["notes"] == ["iteration_000000.jsonl: fields called tokens, left out: 3"]
+    assert '"tokens"' not in json.dumps(data["chunk-0-0-0"])
+
+
+def test_token_fields_that_are_no_lists_are_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+    change(folder, lambda records: first_trajectory(records).update(input_ids=[1, 2], response_mask=5))
+    index = read_run(folder, "c", lambda *_: None)
+    assert index["notes"] == ["iteration_000000.jsonl: token fields that are not all lists, left out: 1"]
+
+
+def test_copies_beside_the_records_are_told_and_not_read(tmp_path: Path) -> None:
+    """A copy's records would stand beside those of its iteration, or in their place; one that is being written is no matter."""
+    folder = write_run(tmp_path / "r", iterations=3, tasks=1)
+    records = folder / "trajectories"
+    text = (records / "iteration_000001.jsonl").read_text()
+    strange = ["iteration_000001 copy.jsonl", "iteration_00001.jsonl", "iteration_0000001.jsonl", f"iteration_{2**53}.jsonl",
+               "iteration_old_000001.jsonl", "notes.txt"]  # fmt: skip
+    for name in (*strange, "iteration_000003.tmp"):
+        (records / name).write_text(text)
+    (records / "iteration_000004.jsonl").mkdir()
+    (records / "iteration_1000000.jsonl").write_text(text)
+    chunks: dict[str, Any] = {}
+    index = read_run(folder, "c", chunks.__setitem__)
+    assert [group["i"] for group in index["groups"]] == [0, 1, 2, 1000000]
+    assert [group["count"] for group in index["groups"]] == [8] * 4
+    assert len(chunks) == 4
+    assert index["notes"] == [
+        "trajectories: 7 files are no records (iteration_000000.jsonl) and not read: iteration_0000001.jsonl, "
+        "iteration_000001 copy.jsonl, iteration_000004.jsonl, iteration_00001.jsonl, iteration_9007199254740992.jsonl, ..."
+    ]
+
+
+def test_places_that_no_page_can_hold_are_told(tmp_path: Path) -> None:
+    """A task_index past 2**53 is another one in the page's script, true is no number there, and lists have no chunk."""
+    folder = write_run(tmp_path / "r", iterations=1, tasks=1)
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        for record, place in zip(records[-4:], (10**30, True, None, [1]), strict=True):
+            record["task_index"] = place
+
+    change(folder, edit)
+    index = read_run(folder, "c", lambda *_: None)
+    assert [group["count"] for group in index["groups"]] == [4]
+    assert index["notes"] == ["iteration_000000.jsonl: records without a task_index or of an unknown kind, left out: 4"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "eval.jsonl", "config.yaml"])
+def test_a_file_that_is_a_folder_is_told(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    notes = read_run(folder, "c", lambda *_: None)["notes"]
+    assert len(notes) == 1
+    assert "could not be read" in notes[0]
+    assert ("options" if name == "config.yaml" else name) in notes[0]
 
 
 @pytest.mark.parametrize("text", ["a: !!set {x}", "a: &b [*b]", "[" * 5000, "a: b: c"])
@@ -186,7 +268,9 @@ def test_a_config_that_no_page_can_hold_is_none(text: str, tmp_path: Path) -> No
     folder = write_run(tmp_path / "r", iterations=1)
     (folder / "config.yaml").write_text(text)
     assert write_page([folder], tmp_path / "p.html", map_method="none").is_file()
-    assert read_config(folder) == {}
+    notes: list[str] = []
+    assert read_config(folder, notes) == {}
+    assert [note[:28] for note in notes] == ["options could not be read: " + notes[0][27]]
 
 
 @pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl", "eval.jsonl"])
@@ -336,6 +420,8 @@ def test_json_is_strict_and_ascii() -> None:
         (["nowhere"], "RUN must be a run folder, got 'nowhere'"),
         ([], "the following arguments are required: RUN"),
         (["r", "--every", "0"], "--every must be >= 1, got 0"),
+        (["r", "--map-texts", "-5"], "--map-texts must be >= 0, got -5; 0 places all"),
+        (["r" * 300], "RUN must be a run folder, got 'rrr"),
         (["r", "--out", ""], "--out must be a file that can be written, got '.'"),
         (["r", "--out", "no/such/folder/p.html"], "--out must be a file that can be written"),
         (["r", "--map", "tsne"], "invalid choice: 'tsne'"),
@@ -628,6 +714,50 @@ def test_narrow_screens_show_one_pane(browser: Browser, pages: dict[str, Path]) 
     browser.press("Escape")
     browser.until_equal(shown, ["Tasks"])
     browser.resize(1440, 900)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_more_values_than_a_call_takes(browser: Browser, pages: dict[str, Path]) -> None:
+    """1000 iterations of 16 tasks and 8 strategies are 128,000 returns; a call's arguments end near 120,000."""
+    browser.open(pages["one"])
+    found = browser.evaluate("""(() => {
+        const many = 200000, fill = (value) => new Array(many).fill(value);
+        const strategies = fill(0).map((_, n) => ({ n, text: 0, return: n === 7 ? 3 : 0.5 }));
+        const run = { texts: ["x"], tasks: ["t"], kinds: [""], trajectories: { outcome: fill(0.25).with(9, 1), success: fill(0) },
+            groups: [{ i: 0, p: 0, t: 0, k: 0, start: 0, count: many, strategies }] };
+        prepare(run);
+        const card = figure("f", [{ colour: "red", name: "r", points: strategies.map((s) => [s.n, s.return]) }]);
+        return [run.mostReturn, run.groups[0].spread, card.querySelector(".hi").textContent, card.querySelector(".lo").textContent];
+    })()""")
+    assert found == [3, 0.75, "3", "0.5"]
+
+
+def test_no_array_is_spread_into_a_maximum() -> None:
+    sources = {path.name: re.sub(r"//.*", "", path.read_text()) for path in FILES.glob("*.js")}
+    assert len(sources) == 8
+    assert [name for name, text in sources.items() if re.search(r"Math\.(max|min)\([^;\n]*\.\.\.", text)] == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_notes_of_a_strange_folder_stand_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", iterations=1)
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        records[1].update(turns=5, tokens=[1])
+        first_trajectory(records)["turns"][0]["tokens"] = {"ids": 5}
+
+    change(folder, edit)
+    (folder / "trajectories" / f"iteration_old_{HOSTILE[:5].replace('/', '')}.jsonl").write_text("{}")
+    browser.open(write_page([folder], tmp_path / "p.html", map_method="none"))
+    browser.until("document.querySelectorAll('.transcript .turn').length === 3")
+    browser.press("t")
+    browser.press("3")
+    browser.until("document.querySelectorAll('.note.wide').length === 3")
+    assert texts(browser, ".note.wide")[0].startswith("r: trajectories: 1 file is no record (iteration_000000.jsonl)")
+    browser.press("1")
+    browser.press("t")
 
 
 @pytest.mark.slow

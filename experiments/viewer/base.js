@@ -38,6 +38,15 @@ function format(value, digits = 3) {
 const signed = (value, digits = 2) => (!isNumber(value) ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits));
 const short = (value) => (!isNumber(value) ? "×" : value >= 0.995 ? "1" : value <= 0.0049 ? "0" : value.toFixed(2).slice(1));
 const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+// The least and the greatest. Math.max(...values) overflows the call stack at some 100,000 values.
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
+}
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // Outcomes and returns run from --low to --high, advantages from --neg over --mid to --pos.

@@ -42,9 +42,8 @@ function figure(title, series) {
     card.append(el("p", { class: "quiet" }, "nothing yet"));
     return card;
   }
-  const xs = all.map((p) => p[0]), ys = all.map((p) => p[1]);
-  const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
-  let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
+  const [x0, x1] = extent(all.map((p) => p[0]));
+  let [y0, y1] = extent(all.map((p) => p[1]));
   if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) * 0.1 || 0.5), y1 + (Math.abs(y1) * 0.1 || 0.5)];
   const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - right);
   const py = (y) => top + ((y1 - y) / (y1 - y0)) * (height - top - bottom);
@@ -145,7 +144,8 @@ function curvesTab() {
     const ordered = [...FIRST.filter((name) => names.includes(name)), ...names.filter((name) => !FIRST.includes(name))];
     const shown = ordered.filter((name) => name.toLowerCase().includes(curveState.query.trim().toLowerCase()));
     found.textContent = `${shown.length} of ${count(names.length, "metric")}`;
-    grid.replaceChildren(...shown.map((name) => el("figure", { class: "card waiting", "data-name": name }, el("figcaption", {}, el("b", {}, name)))));
+    grid.replaceChildren();
+    for (const name of shown) grid.append(el("figure", { class: "card waiting", "data-name": name }, el("figcaption", {}, el("b", {}, name))));
     for (const card of grid.children) watcher.observe(card);
   };
   const search = el("input", { type: "search", id: "search", placeholder: "Filter metrics", "aria-label": "Filter metrics  ( / )", value: curveState.query, oninput: debounce(() => { curveState.query = search.value; fill(); }, 120) });

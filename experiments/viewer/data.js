@@ -41,13 +41,14 @@ function prepare(run) {
       group.solved += success[j];
     }
     group.mean = seen.length ? seen.reduce((a, b) => a + b, 0) / seen.length : null;
-    group.spread = seen.length ? Math.max(...seen) - Math.min(...seen) : 0;
+    const [least, most] = extent(seen);
+    group.spread = seen.length ? most - least : 0;
     group.task = run.tasks[group.t];
     group.kind = run.kinds[group.k];
     group.textOf = new Map(group.strategies.map((s) => [s.n, run.texts[s.text]]));
   }
   run.iterations = [...new Set(run.groups.map((group) => group.i))].sort((a, b) => a - b);
-  run.mostReturn = Math.max(1, ...run.groups.flatMap((group) => group.strategies.map((s) => s.return || 0)));
+  run.mostReturn = Math.max(1, extent(run.groups.flatMap((group) => group.strategies.map((s) => s.return || 0)))[1]);
 }
 
 // Trajectories of run a that pass the filters, and their groups in the order of the list.

@@ -5,14 +5,15 @@
                                              -> chunks (iteration, task): transcripts and tokens, as they were written
 
 Whatever a file holds is read: half a last line, unknown fields, a null outcome, methods without strategies.  What cannot
-be read is left out and counted in `notes`.  Deliberately absent: recomputing anything (tests/test_run_folder.py does).
+be read, and what is no file of a run, is left out and told in `notes`.  Deliberately absent: recomputing anything
+(tests/test_run_folder.py does).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,14 @@ from typing import Any
 
 from hsg.configfile import read_yaml
 from hsg.records import TOKEN_FIELDS
+from hsg.tracking import RECORD
 
 COLUMNS = ("n", "m", "outcome", "score", "success", "stop", "turns", "flagged", "advantage")
 """What the index holds of each trajectory, as parallel lists; `stop` is an index into `stops`."""
+
+KINDS = ("candidates", "strategy", "trajectory")
+MOST = 2**53  # of an index: the page's numbers are exact below
+NAMED = 5  # strange files that a note names
 
 WriteChunk = Callable[[str, Any], None]
 
@@ -52,7 +58,7 @@ def read_run(folder: Path, prefix: str, write_chunk: WriteChunk, *, every: int =
     names = sorted({name for line in metrics for name in line if name != "iteration" and "/" in name})
     index: dict[str, Any] = {
         "name": folder.resolve().name,
-        "config": read_config(folder),
+        "config": read_config(folder, notes),
         "metrics": {
             "iteration": [number(line.get("iteration")) for line in metrics],
             "columns": {name: [number(line.get(name)) for line in metrics] for name in names},
@@ -64,25 +70,50 @@ def read_run(folder: Path, prefix: str, write_chunk: WriteChunk, *, every: int =
         "notes": notes,
     }
     tables = {name: _Names() for name in ("tasks", "kinds", "stops", "texts")}
-    paths = sorted((folder / "trajectories").glob("iteration_*.jsonl"))
-    for place, path in enumerate(paths):
-        if place % every == 0 or path is paths[-1]:
-            _read_iteration(path, index, tables, lambda key, chunk: write_chunk(f"{prefix}-{key}", chunk))
+    paths = find_records(folder / "trajectories", notes)
+    for place, iteration in enumerate(paths):
+        if place % every == 0 or place == len(paths) - 1:
+            chunk_of = lambda key, chunk: write_chunk(f"{prefix}-{key}", chunk)  # noqa: E731
+            _read_iteration(iteration, paths[iteration], index, tables, chunk_of)
     index |= {name: table.texts for name, table in tables.items()}
     return index
 
 
-def _read_iteration(path: Path, index: dict[str, Any], tables: dict[str, _Names], write_chunk: WriteChunk) -> None:
+def find_records(folder: Path, notes: list[str]) -> dict[int, Path]:
+    """The files of records by their iteration, in its order; others beside them (a copy, say) are noted and not read."""
+    try:
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+    except OSError as error:
+        notes.append(f"trajectories could not be read: {error.strerror}")
+        return {}
+    found: dict[int, Path] = {}
+    strange: list[str] = []
+    for path in paths:
+        match = RECORD.fullmatch(path.name)
+        iteration = int(match[1]) if match and path.is_file() else MOST
+        if iteration < MOST and path.name == f"iteration_{iteration:06d}.jsonl":
+            found[iteration] = path
+        elif not (RECORD.fullmatch(f"{path.stem}.jsonl") and path.suffix == ".tmp"):  # that one is being written
+            strange.append(path.name)
+    if strange:
+        names = ", ".join(strange[:NAMED]) + (", ..." if len(strange) > NAMED else "")
+        word = "file is no record" if len(strange) == 1 else "files are no records"
+        notes.append(f"trajectories: {len(strange)} {word} (iteration_000000.jsonl) and not read: {names}")
+    return dict(sorted(found.items()))
+
+
+def _read_iteration(
+    iteration: int, path: Path, index: dict[str, Any], tables: dict[str, _Names], write_chunk: WriteChunk
+) -> None:
     """Add one file's tasks to the index, and write their chunks."""
-    digits = path.stem.rpartition("_")[2]
-    if not digits.isdecimal():
-        return
-    iteration = int(digits)
+    lost: Counter[str] = Counter()
     records: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in read_lines(path, index["notes"]):
-        task = record.get("task_index")
-        if isinstance(task, int) and isinstance(record.get("kind"), str):
-            records[task][record["kind"]].append(record)
+        task, kind = record.get("task_index"), record.get("kind")
+        if type(task) is int and abs(task) < MOST and kind in KINDS:
+            records[task][kind].append(record)
+        else:
+            lost["records without a task_index or of an unknown kind"] += 1
     columns = index["trajectories"]
     for task, kinds in sorted(records.items()):
         trajectories = sorted(kinds["trajectory"], key=lambda r: (_place(r, "strategy"), _place(r, "rollout")))
@@ -97,11 +128,14 @@ def _read_iteration(path: Path, index: dict[str, Any], tables: dict[str, _Names]
             }
         )  # fmt: skip
         chunk: dict[str, Any] = {"strategies": kinds["strategy"], "trajectories": trajectories}
+        for record in (*kinds["strategy"], *trajectories):
+            _keep_turns(record, lost)
         for record in trajectories:
             _add_row(record, columns, tables["stops"])
         for record in (*kinds["strategy"], *trajectories):
-            index["hasTokens"] |= _compress(record)
+            index["hasTokens"] |= _compress(record, lost)
         write_chunk(f"{iteration}-{task}", chunk)
+    index["notes"] += [f"{path.name}: {what}, left out: {number}" for what, number in lost.items()]
 
 
 def _strategies(kinds: dict[str, list[dict[str, Any]]], texts: _Names) -> dict[str, Any]:
@@ -121,10 +155,18 @@ def _strategies(kinds: dict[str, list[dict[str, Any]]], texts: _Names) -> dict[s
     }  # fmt: skip
 
 
+def _keep_turns(record: dict[str, Any], lost: Counter[str]) -> None:
+    """Leave the turns that are objects, in a list: from here on nothing asks again."""
+    given = record.get("turns")
+    listed = given if isinstance(given, list) else []
+    record["turns"] = [turn for turn in listed if isinstance(turn, dict)]
+    strange = len(listed) - len(record["turns"]) + (given is not None and not isinstance(given, list))
+    if strange:
+        lost["turns that are no objects"] += strange
+
+
 def _add_row(record: dict[str, Any], columns: dict[str, list[Any]], stops: _Names) -> None:
-    turns = record.get("turns")
-    turns = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    record["turns"] = turns
+    turns = record["turns"]
     advantages = [value for turn in turns if (value := number(turn.get("advantage"))) is not None]
     row = {
         "n": _place(record, "strategy"), "m": _place(record, "rollout"),
@@ -141,10 +183,13 @@ def _add_row(record: dict[str, Any], columns: dict[str, list[Any]], stops: _Name
         record["seed"] = str(record["seed"])
 
 
-def _compress(record: dict[str, Any]) -> bool:
+def _compress(record: dict[str, Any], lost: Counter[str]) -> bool:
     """Token fields as ids, sampled places and their values, in the record and its turns. True where there were any."""
     found = False
-    for owner in (record, *record.get("turns", ())):
+    for owner in (record, *record["turns"]):
+        if "tokens" in owner:  # the page's own name: what a file has under it is something else
+            del owner["tokens"]
+            lost["fields called tokens"] += 1
         fields = [owner.pop(name, None) for name in TOKEN_FIELDS]
         owner.pop("values", None)  # a critic's: nothing here shows them
         if all(isinstance(values, list) for values in fields) and fields[0]:
@@ -157,6 +202,8 @@ def _compress(record: dict[str, Any]) -> bool:
                     for i in at
                 ]
             found = True
+        elif any(values not in (None, []) for values in fields):
+            lost["token fields that are not all lists"] += 1
     return found
 
 
@@ -179,27 +226,34 @@ def task_kind(task_id: str) -> str:
 def read_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     """The objects of a .jsonl file; lines that are none (half written, say) are left out and noted."""
     if not path.is_file():
+        if path.exists():
+            notes.append(f"{path.name} could not be read: it is no file")
         return
     lost = 0
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            try:
-                record = json.loads(line, parse_constant=lambda name: None)
-            except (ValueError, RecursionError):
-                lost += bool(line.strip())
-                continue
-            if isinstance(record, dict):
-                yield record
-            else:
-                lost += 1
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for line in file:
+                try:
+                    record = json.loads(line, parse_constant=lambda name: None)
+                except (ValueError, RecursionError):
+                    lost += bool(line.strip())
+                    continue
+                if isinstance(record, dict):
+                    yield record
+                else:
+                    lost += 1
+    except OSError as error:
+        notes.append(f"{path.name} could not be read: {error.strerror}")
     if lost:
         notes.append(f"{path.name}: {lost} line{'s' if lost > 1 else ''} could not be read")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The run's options; none where config.yaml is missing or broken."""
+def read_config(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """The run's options; none where config.yaml is missing, and where it is broken, which is noted."""
+    path = folder / "config.yaml"
     try:
-        config = read_yaml(folder / "config.yaml", "config.yaml")
+        config = read_yaml(path, "config.yaml") if path.exists() else {}
         return json.loads(json.dumps(config))  # YAML knows sets, dates and circles, the page does not
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError) as error:
+        notes.append(f"options could not be read: {' '.join(str(error).split())}")
         return {}

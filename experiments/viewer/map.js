@@ -133,7 +133,7 @@ function mapTab() {
     return el("div", { class: "page" }, el("p", { class: "empty" }, INDEX.map ? "This method writes no strategies." : "No map was made: there are no strategies, or --map none was given."));
   }
   const maps = shown.map((number) => new StrategyMap(runs()[number], number));
-  const most = Math.max(...maps.map((map) => map.mapped.length));
+  const most = extent(maps.map((map) => map.mapped.length))[1];
   const label = el("output", {});
   const slider = el("input", { type: "range", min: -1, max: most - 1, value: mapState.at === null ? -1 : mapState.at, "aria-label": "iteration", oninput: () => { stop(); at(Number(slider.value)); } });
   const kinds = [...new Set(maps.flatMap((map) => map.run.kinds))].filter((kind) => kind).sort();
