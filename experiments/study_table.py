@@ -17,6 +17,7 @@ from typing import Any
 from experiments.curves import SPENT_SIDE_BY_SIDE, draw_band, draw_curves
 from experiments.samples import unsolved
 from experiments.study_file import Study, as_options
+from hsg.files import write_whole
 
 Value = tuple[float, float | None, int]
 """Mean over seeds, their sample standard deviation (None for a single seed), and how many seeds have such a number."""
@@ -49,7 +50,7 @@ def write_results(study: Study, results: Sequence[Mapping[str, Any]], out: Path)
             keys = " ".join(r["key"] for r in results if r["cell"] == name)
             writer.writerow([name, seeds[name], *numbers, study.paper.get(name), settings(study, name), keys])
     text = markdown(study, list(columns), rows, seeds) + "\n\n" + measured_with(results)
-    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_whole(out / "table.md", text + "\n")
     write_curves(study, results, out / "curves.csv")
     plot(study, results, out / "plot.png")
     return text

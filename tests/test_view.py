@@ -602,6 +602,23 @@ def test_search_and_filters(browser: Browser, pages: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 @needs_chromium
+def test_keys_go_on_after_a_box_was_ticked(browser: Browser, pages: dict[str, Path]) -> None:
+    """A box takes no letters; the search field does."""
+    browser.open(pages["one"])
+    box = "document.querySelector('.filters input[type=checkbox]')"
+    browser.evaluate(f"{box}.focus()")
+    press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+    browser.evaluate(press % "/")
+    browser.until("document.activeElement.id === 'search'")
+    browser.evaluate(press % "3")
+    assert browser.evaluate("document.querySelectorAll('.card').length") == 0  # still among the episodes
+    browser.evaluate(f"{box}.focus()")
+    browser.evaluate(press % "3")
+    browser.until("document.querySelectorAll('.card').length > 0")
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_tokens_carry_temperature_and_advantage(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["one"])
     browser.until("document.querySelectorAll('.transcript .turn').length === 3")

@@ -167,7 +167,7 @@ const ANYWHERE = new Set(["1", "2", "3", "/", "?", "d"]);
 
 function onkey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("#help").open) return;
-  const field = event.target.closest("input, select, textarea");
+  const field = event.target.closest("input:not([type=checkbox], [type=range]), select, textarea"); // those that take letters
   if (field) {
     if (event.key === "Escape") field.blur();
     return;
