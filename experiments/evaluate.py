@@ -13,49 +13,31 @@ Deliberately absent: training, choosing among checkpoints.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.samples import SampleFile, compare, row_of, summarise, unsolved
+from experiments.comparison import check_worlds, compare, other_settings, read_result, told
+from experiments.evaluated_model import Evaluation, asked_of
+from experiments.samples import SampleFile, row_of, sample_path, summarise, unsolved
 from hsg import stopping
 from hsg.arguments import Parser, refuse
 from hsg.build import make_policy
 from hsg.checks import require
 from hsg.config import Config
-from hsg.configfile import load_config, to_dict
+from hsg.configfile import load_config
 from hsg.distributed import Distributed
 from hsg.evaluation import evaluation_tasks, given_strategies, play_once
+from hsg.files import write_whole
+from hsg.models import load_tokenizer
 from hsg.protocol import Task, TaskSet
 from hsg.rollout import Policy
 from hsg.taskfile import write_task_file
-
-NOT_PLAYED = (
-    "run", "train", "optimizer", "update", "loss", "log", "checkpoint", "warmstart", "advantage", "reward", "tasks",
-    "reflection", "distributed", "reinforce", "gigpo", "critic", "rnd",
-)  # fmt: skip
-"""Sections that change nothing about an evaluation's episodes."""
-
-
-def find_model(given: str) -> tuple[str, Path | None]:
-    """The model behind MODEL_OR_RUN and the run's own configuration: a run's newest checkpoint, one checkpoint, a model."""
-    folder = Path(given)
-    if (folder / "model" / "config.json").is_file():  # one checkpoint
-        config = folder.parent.parent / "config.yaml"
-        return str(folder / "model"), config if config.is_file() else None
-    if (folder / "config.yaml").is_file():
-        saved = sorted(folder.glob("checkpoints/iteration_*/model/config.json"))
-        if not saved:
-            raise ValueError(f"MODEL must have a checkpoint, got the run {given!r} without one; train it on")
-        return str(saved[-1].parent), folder / "config.yaml"
-    if not folder.exists() and any(folder.parent.glob("*/config.yaml")):  # before the model hub is asked for it
-        raise ValueError(f"MODEL_OR_RUN must exist, got {given!r}; {str(folder.parent)!r} holds other runs")
-    return given, None
 
 
 def evaluate_split(
@@ -97,76 +79,36 @@ def evaluate_split(
     return [row for row in rows if row["task_id"] in wanted and row["sample"] < num_samples]
 
 
-def settings_of(config: Config, model: str, split: str, strategies: str) -> dict[str, Any]:
-    """All that the episodes depend on. The number of samples is not among it: more of them add to those there are."""
-    sections = {name: value for name, value in to_dict(config).items() if name not in NOT_PLAYED}
-    sections["evaluation"] = {name: sections["evaluation"][name] for name in ("num_tasks", "temperature")}
-    sections["model"] = {**sections["model"], "path": model}
-    return {**sections, "split": split, "strategies": strategies}
-
-
-def default_out(given: str, settings: dict[str, Any]) -> Path:
-    """evaluations/<environment>-<split>-<hash of the settings>.json in the run folder, or here for other models."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    folder = Path(given) if (Path(given) / "config.yaml").is_file() else Path()
-    return folder / "evaluations" / f"{settings['environment']['name']}-{settings['split']}-{digest}.json"
-
-
-def evaluate_model(given: str, options: Namespace, distributed: Distributed) -> dict[str, dict[str, Any]]:
+def evaluate_model(
+    asked: Evaluation, task_set: TaskSet, tasks: dict[str, list[Task]], options: Namespace, distributed: Distributed
+) -> dict[str, dict[str, Any]]:
     """Split -> summary of one model; each is written as JSON, its samples beside it."""
-    import environments
-
-    model, own_config = find_model(given)
-    if model == "nano":
-        raise ValueError("MODEL must name a trained model, got nano, which has learned nothing; give a folder or a run")
-    config = load_config(options.config or own_config, overrides_of(options, options.config or own_config))
-    task_set = environments.make(config.environment.name, **config.environment.options)
-    try:
-        splits = options.split or [config.evaluation.split]
-        key = "--split" if options.split else "evaluation.split"
-        tasks = {split: evaluation_tasks(config, task_set, split, key) for split in splits}
-        policy = make_policy(config, model, distributed.device)
-        summaries = {}
-        for split in splits:
-            settings = settings_of(config, model, split, options.strategies)
-            out = default_out(given, settings) if options.out is None else _numbered(options.out, split, len(splits))
-            path = out.with_suffix(".samples.jsonl")
-            opened = distributed.from_main_or_fail(functools.partial(SampleFile, path, settings))
-            file = opened if distributed.is_main else None  # one rank writes
-            rows = evaluate_split(
-                config, policy, task_set, tasks[split], distributed, options.num_samples,
-                file=file, strategies=options.strategies, label=split,
-            )  # fmt: skip
-            summaries[split] = {
-                "model": model, "split": split, "strategies": options.strategies, "num_samples": options.num_samples,
-                "worlds": {name: settings[name] for name in ("environment", "seed")},
-                **summarise(rows, options.k, getattr(task_set, "groups", None)),
-            }  # fmt: skip
-            if distributed.is_main:
-                out.write_text(json.dumps(summaries[split], indent=1), encoding="utf-8")
-                summaries[split]["file"] = str(out)
-        return summaries
-    finally:
-        task_set.close()
+    if distributed.is_main:
+        print(f"model:   {asked.model}", flush=True)  # of a run: which of its checkpoints
+    policy = make_policy(asked.config, asked.model, distributed.device)
+    summaries = {}
+    for split, settings in asked.settings.items():
+        opened = distributed.from_main_or_fail(functools.partial(open_samples, asked, split))
+        rows = evaluate_split(
+            asked.config, policy, task_set, tasks[split], distributed, options.num_samples,
+            file=opened if distributed.is_main else None,  # one rank writes
+            strategies=options.strategies, label=split,
+        )  # fmt: skip
+        summaries[split] = {
+            "model": asked.model, "split": split, "strategies": options.strategies,
+            "num_samples": options.num_samples, "settings": settings,
+            **summarise(rows, options.k, getattr(task_set, "groups", None)),
+        }  # fmt: skip
+        if distributed.is_main:
+            write_whole(asked.outs[split], json.dumps(summaries[split], indent=1))
+    return summaries
 
 
-def overrides_of(options: Namespace, config_path: Any) -> list[str]:
-    """--env, --num-tasks and --temperature as keys of the configuration, before --set."""
-    # A run's seed is that of its training; two runs that are compared meet the same worlds.
-    given = ["seed=0"] if options.config is None else []
-    if options.env is not None:
-        given.append(f"environment.name={options.env}")
-        if config_path is not None and load_config(config_path).environment.name != options.env:
-            given.append("environment.options={}")  # those of another environment
-    if options.num_tasks is not None:
-        given.append(f"evaluation.num_tasks={'null' if options.num_tasks == 'all' else options.num_tasks}")
-    if options.temperature is not None:
-        given.append(f"evaluation.temperature={options.temperature}")
-    return given + options.set
-
-
-def _numbered(out: Path, split: str, num_splits: int) -> Path:
-    return out if num_splits == 1 else out.with_name(f"{out.stem}-{split}{out.suffix or '.json'}")
+def open_samples(asked: Evaluation, split: str) -> SampleFile:
+    """The samples there are of a split. ValueError where neither they nor the result beside them could be written."""
+    out = asked.outs[split]
+    require(out.is_file() or not out.exists(), "--out", "a file", str(out), "name another one")
+    return SampleFile(sample_path(out), asked.settings[split])
 
 
 # ---------------------------------------------------------------------------------------------------------- tables
@@ -212,7 +154,7 @@ def _print_row(name: str, row: dict[str, Any], ks: Sequence[str]) -> None:
 
 
 def print_comparison(split: str, found: dict[str, Any], other: str) -> None:
-    """Mean differences in points with their p-values."""
+    """Mean differences in points with their p-values, and what else than the weights they may come from."""
     print(f"\n{split}, against {other} on the same {found['num_tasks']} tasks:")
     for name in ("success", "score"):
         row = found[name]
@@ -220,6 +162,8 @@ def print_comparison(split: str, found: dict[str, Any], other: str) -> None:
             f"  {name:<8}{100 * row['difference']:>+7.1f} points, p = {row['p_value']:.3g} (sign flips over tasks; "
             f"better on {row['better']}, worse on {row['worse']})"
         )
+    if found["other_settings"] != {}:
+        print(f"  settings that differ: {told(found['other_settings'])}")
 
 
 # --------------------------------------------------------------------------------------------------------- command
@@ -275,16 +219,20 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     if options.num_samples < 1:
         raise ValueError(f"--num-samples must be >= 1, got {options.num_samples}")
     options.k = _whole_numbers(options.k)
-    if options.k[0] < 1 or options.k[-1] > options.num_samples:
-        raise ValueError(
-            f"--k must be in 1..{options.num_samples} (--num-samples), got {options.k[-1]}; draw more samples"
-        )
+    rule = f"in 1..{options.num_samples} (--num-samples)"
+    require(options.k[0] >= 1, "--k", rule, options.k[0], "pass@1 is the share that one sample solves")
+    require(options.k[-1] <= options.num_samples, "--k", rule, options.k[-1], "draw more samples")
     for name in ("out", "save_unsolved"):  # before anything is played
         path = getattr(options, name)
         if path is not None and (not path.name or path.is_dir()):
             raise ValueError(f"--{name.replace('_', '-')} must be a file, got {str(path)!r}; name a file in it")
-    if options.save_unsolved is not None and not options.save_unsolved.absolute().parent.is_dir():
-        raise ValueError(f"--save-unsolved must be in a folder that is there, got {str(options.save_unsolved)!r}")
+    if options.save_unsolved is not None:
+        try:
+            with tempfile.TemporaryFile(dir=options.save_unsolved.absolute().parent):
+                pass
+        except OSError as error:
+            reason = f"got {str(options.save_unsolved)!r}: {error.strerror}"
+            raise ValueError(f"--save-unsolved must be in a folder that can be written to, {reason}") from None
     if options.num_tasks is not None and options.num_tasks != "all" and not options.num_tasks.isdecimal():
         raise ValueError(f"--num-tasks must be a whole number or all, got {options.num_tasks!r}")
     if options.given is None:
@@ -294,63 +242,78 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     return options
 
 
+def ask(options: Namespace) -> tuple[Evaluation, Evaluation | None, dict[str, dict[str, Any]]]:
+    """What is played, for MODEL_OR_RUN and for the other model (None: its result is there), and split -> the other's
+    settings and, of a result, tasks. ValueError where the two cannot be compared.
+    """
+    mine, theirs = asked_of(options.given, options, options.out), None
+    others: dict[str, dict[str, Any]] = {}
+    if options.compare is None:
+        return mine, None, others
+    if options.compare.endswith(".json") and not Path(options.compare).is_dir():
+        others = read_result(Path(options.compare))
+    else:
+        theirs = asked_of(options.compare, options, None)
+        # A hub id that is none is noticed now, and not when the first model has played for hours.
+        load_tokenizer(theirs.model, trust_remote_code=theirs.config.model.trust_remote_code, key="--compare")
+        others = {split: {"settings": settings} for split, settings in theirs.settings.items()}
+    for split, settings in mine.settings.items():
+        require(
+            split in others, "--compare", f"played on the split {split!r}", ", ".join(others), "choose it by --split"
+        )
+        check_worlds(settings, others[split]["settings"])
+    return mine, theirs, others
+
+
 def run(options: Namespace) -> None:
     """Evaluate, compare, print, write."""
+    import environments
+
     distributed = Distributed()
     try:
-        summaries = evaluate_model(options.given, options, distributed)
-        others: dict[str, dict[str, Any]] = {}
-        if options.compare is not None and options.compare.endswith(".json"):
-            others = read_result(Path(options.compare))
-        elif options.compare is not None:
-            theirs = Namespace(**{**vars(options), "out": None})
-            others = evaluate_model(options.compare, theirs, distributed)
-        if not distributed.is_main:
-            return
-        for split, summary in summaries.items():
-            print_summary(summary)
-            print_exploration(summary)
-            if options.compare is not None:
-                if split not in others:
-                    raise ValueError(f"--compare must have played split {split!r}, got {', '.join(others)}")
-                check_worlds(summary["worlds"], others[split]["worlds"])
-                summary["comparison"] = {"with": options.compare, **compare(summary, others[split])}
-                print_comparison(split, summary["comparison"], options.compare)
-            file = Path(summary.pop("file"))
-            file.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-            print(f"\nresult:  {file}")
-        if options.save_unsolved is not None:
-            tasks = [task for summary in summaries.values() for task in summary["tasks"]]
-            hard = unsolved({task["task_id"]: (task["num_samples"], task["num_solved"]) for task in tasks})
-            write_task_file(
-                options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}"
-            )
-            print(f"unsolved: {len(hard)} tasks in {options.save_unsolved}")
+        mine, theirs, others = distributed.from_main_or_fail(functools.partial(ask, options))
+        models = [mine] if theirs is None else [mine, theirs]
+        # One environment for both: they meet the same worlds.
+        task_set = environments.make(mine.config.environment.name, **mine.config.environment.options)
+        try:
+            key = "--split" if options.split else "evaluation.split"
+            tasks = [
+                {split: evaluation_tasks(asked.config, task_set, split, key) for split in asked.settings}
+                for asked in models
+            ]
+            for asked in models:  # those of the second model too, before the first one plays
+                for split in asked.settings:
+                    distributed.from_main_or_fail(functools.partial(open_samples, asked, split))
+            summaries = evaluate_model(mine, task_set, tasks[0], options, distributed)
+            if theirs is not None:
+                others = evaluate_model(theirs, task_set, tasks[1], options, distributed)
+        finally:
+            task_set.close()
+        if distributed.is_main:
+            report(mine, summaries, others, options)
     finally:
         distributed.close()
 
 
-def read_result(path: Path) -> dict[str, dict[str, Any]]:
-    """Split -> summary of a file that this command wrote."""
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        for task in summary["tasks"]:
-            [task[name] for name in ("task_id", "num_samples", "success", "score")]  # what `compare` reads
-        return {summary["split"]: {name: summary[name] for name in ("tasks", "worlds")}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--compare must be a result of hsg evaluate, got {str(path)!r}: {error}") from None
-
-
-def check_worlds(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """ValueError where samples of two results did not meet the same episodes: their differences would not be the models'."""
-    for name, value in mine.items():
-        require(
-            theirs.get(name) == value,
-            "--compare",
-            f"played with {name} {value!r}",
-            theirs.get(name),
-            "evaluate it with that, by --set",
-        )
+def report(
+    asked: Evaluation, summaries: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]], options: Namespace
+) -> None:
+    """Print the tables, add the comparison to the results, list what nothing solved."""
+    for split, summary in summaries.items():
+        print_summary(summary)
+        print_exploration(summary)
+        if options.compare is not None:
+            differing = other_settings(summary["settings"], others[split]["settings"])
+            found = {**compare(summary, others[split]), "other_settings": differing}
+            summary["comparison"] = {"with": options.compare, **found}
+            print_comparison(split, found, options.compare)
+            write_whole(asked.outs[split], json.dumps(summary, indent=1))
+        print(f"\nresult:  {asked.outs[split]}")
+    if options.save_unsolved is not None:
+        tasks = [task for summary in summaries.values() for task in summary["tasks"]]
+        hard = unsolved({task["task_id"]: (task["num_samples"], task["num_solved"]) for task in tasks})
+        write_task_file(options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}")
+        print(f"unsolved: {len(hard)} tasks in {options.save_unsolved}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

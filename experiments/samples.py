@@ -4,7 +4,7 @@
     every other     {"task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason", "reached",
                      "tokens", "strategy_tokens", "surprise", "strategy_surprise"}
 
-Deliberately absent: anything that plays.
+Deliberately absent: anything that plays, comparisons (comparison.py).
 """
 
 from __future__ import annotations
@@ -12,21 +12,44 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hsg.files import write_whole
-from hsg.intervals import paired_test, wilson_interval
+from hsg.intervals import wilson_interval
 from hsg.measures import outcome_of, surprise
 from hsg.pass_at_k import distinct_outcomes, pass_at_k
 from hsg.types import Trajectory
 
 Row = dict[str, Any]
-FIELDS = (
-    "task_id", "kind", "sample", "outcome", "score", "success", "turns", "stop_reason", "reached", "tokens",
-    "strategy_tokens", "surprise", "strategy_surprise",
-)  # fmt: skip
+LIMIT = 1e15  # beyond what any evaluation counts, and a float still adds it up
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    """A whole number from 0: True is none, and no sum of them overflows."""
+    return type(value) is int and 0 <= value <= LIMIT
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LIMIT  # not NaN
+
+
+def is_share(value: Any) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "task_id": is_text, "kind": is_text, "sample": is_count, "outcome": lambda v: v is None or is_number(v),
+    "score": is_share, "success": lambda v: isinstance(v, bool), "turns": is_count, "stop_reason": is_text,
+    "reached": is_text, "tokens": is_count, "strategy_tokens": is_count, "surprise": is_number,
+    "strategy_surprise": is_number,
+}  # fmt: skip
+"""What a line holds, and the rule of each value."""
 
 
 def row_of(trajectory: Trajectory, sample: int) -> Row:
@@ -45,32 +68,44 @@ def row_of(trajectory: Trajectory, sample: int) -> Row:
     }  # fmt: skip
 
 
+def sample_path(out: Path) -> Path:
+    """The samples of a result lie beside it under its whole name: q-1.5b and q-1.7b are two evaluations."""
+    return out.with_name(f"{out.name.removesuffix('.json')}.samples.jsonl")
+
+
 class SampleFile:
     """The lines of one evaluation. Opening it reads what is there; half a last line is dropped.
 
-    ValueError where the file belongs to other settings, or is no such file.
+    ValueError where the file belongs to other settings, is no such file, or cannot be written.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.rows: list[Row] = []
         head = json.dumps({"settings": settings}, sort_keys=True)
-        if path.is_file() and path.stat().st_size:
-            first, *rest = path.read_bytes().split(b"\n")
-            if first.rstrip(b"\r") != head.encode():
-                raise ValueError(
-                    f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file"
-                )
-            for number, line in enumerate(rest[:-1], 2):  # behind the last line end stands half a line, or nothing
-                self.rows.append(_read_row(line, f"line {number} of {str(path)!r}"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "".join(line + "\n" for line in (head, *map(json.dumps, self.rows))))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size:
+                first, *rest = path.read_bytes().split(b"\n")
+                if first.rstrip(b"\r") != head.encode():
+                    raise ValueError(
+                        f"--out must be new or hold samples of the same settings, got {str(path)!r}; choose another file"
+                    )
+                for number, line in enumerate(rest[:-1], 2):  # behind the last line end stands half a line, or nothing
+                    self.rows.append(_read_row(line, f"line {number} of {str(path)!r}"))
+            write_whole(path, "".join(line + "\n" for line in (head, *map(json.dumps, self.rows))))
+        except OSError as error:
+            reason = f"got {str(path)!r} for its samples: {error.strerror or error}"
+            raise ValueError(f"--out must be where files can be written, {reason}; choose another file") from None
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows; they are on disk when this returns."""
+        """Append rows; they are on disk when this returns. OSError names the file."""
         self.rows += rows
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+        except OSError as error:  # that of a full disk says nothing of where
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     @property
     def done(self) -> set[tuple[str, int]]:
@@ -82,13 +117,17 @@ def _read_row(line: bytes, where: str) -> Row:
     """A row from its line. ValueError for a line that `row_of` has not made."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
-    if not isinstance(row, dict) or not row.keys() >= set(FIELDS):
-        raise ValueError(
-            f"--out must hold whole samples, got another thing in {where}; delete that line, and its sample is played again"
-        )
-    return row
+    got = "another thing"
+    if isinstance(row, dict) and row.keys() >= FIELDS.keys():
+        wrong = [name for name, holds in FIELDS.items() if not holds(row[name])]
+        if not wrong:
+            return row
+        got = f"{wrong[0]} {row[wrong[0]]!r:.100}"
+    raise ValueError(
+        f"--out must hold whole samples, got {got} in {where}; delete that line, and its sample is played again"
+    )
 
 
 def summarise(
@@ -176,24 +215,3 @@ def unsolved(counts: Mapping[str, Sequence[int]]) -> list[str]:
     A task whose samples all broke is not among them.
     """
     return [task_id for task_id, (num_samples, num_solved) in counts.items() if num_samples and not num_solved]
-
-
-def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Paired comparison of two summaries on the tasks that both have: mean differences (one - other) and p-values.
-
-    ValueError where they share no task.
-    """
-    theirs = {task["task_id"]: task for task in other["tasks"] if task["num_samples"]}
-    pairs = [
-        (task, theirs[task["task_id"]]) for task in one["tasks"] if task["num_samples"] and task["task_id"] in theirs
-    ]
-    if not pairs:
-        raise ValueError("--compare must have played tasks of this split, got none; evaluate it on the same split")
-    result: dict[str, Any] = {"num_tasks": len(pairs)}
-    for name in ("success", "score"):
-        differences = [a[name] - b[name] for a, b in pairs]
-        result[name] = {
-            "difference": statistics.fmean(differences), "p_value": paired_test(differences),
-            "better": sum(d > 0 for d in differences), "worse": sum(d < 0 for d in differences),
-        }  # fmt: skip
-    return result

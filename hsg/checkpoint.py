@@ -194,19 +194,25 @@ def newest_checkpoint(run: Path, needs: Sequence[str] = ()) -> Path | None:
     return None
 
 
-def damage(folder: Path, needs: Sequence[str] = ()) -> str | None:
-    """What is wrong with a checkpoint, or None. `needs`: parts of the run that it must hold."""
+def damage(folder: Path, needs: Sequence[str] = (), *, model_only: bool = False) -> str | None:
+    """What is wrong with a checkpoint, or None. `needs`: parts of the run that it must hold.
+
+    `model_only`: of the model alone, for who loads nothing else; the state may then be gone.
+    """
     try:
         sums = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
+        wanted = sorted(name for name in sums if name.startswith("model/") or not model_only)
+        if not wanted:
+            return "checksums.json lists no file"
         there = {path.relative_to(folder).as_posix() for path in _files(folder)}
-        if missing := sorted({*sums, *STATE_FILES} - there):
+        if missing := sorted({*wanted, *(() if model_only else STATE_FILES)} - there):
             return f"{missing[0]} is missing"
-        if wrong := [name for name in sorted(sums) if _checksum(folder / name) != sums[name]]:
+        if wrong := [name for name in wanted if _checksum(folder / name) != sums[name]]:
             return f"{wrong[0]} has another checksum"
-        held = read_state(folder, tensors=False)
+        held = {} if model_only else read_state(folder, tensors=False)
         lacking = [name for name in needs if name not in held]
         return f"state.json lacks {', '.join(lacking)}" if lacking else None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return f"checksums.json cannot be used ({type(error).__name__})"
 
 

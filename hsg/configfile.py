@@ -33,7 +33,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     given: dict[str, Any] = {}
     if path is not None:
         given = read_yaml(Path(path), "--config")
-    if any(item.partition("=")[0].strip() == "algorithm" for item in overrides) and _is_resolved(given):
+    if any(item.partition("=")[0].strip() == "algorithm" for item in overrides) and is_resolved(given):
         given = _own_choices(given)
     for item in overrides:
         key, sign, text = item.partition("=")
@@ -64,7 +64,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     return config
 
 
-def _is_resolved(given: Mapping[str, Any]) -> bool:
+def is_resolved(given: Mapping[str, Any]) -> bool:
     """Whether a file says everything, as that of a run folder does."""
     return set(given) >= {f.name for f in dataclasses.fields(Config)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 from fakes import GuessTaskSet
+from test_evaluated_model import seal
 from test_trainer import configure
 
 import environments
 from experiments import evaluate
-from experiments.evaluate import evaluate_split, find_model, main, read_result, settings_of
-from experiments.samples import SampleFile, compare, summarise, unsolved
+from experiments.evaluate import evaluate_split, main
+from experiments.samples import SampleFile, sample_path, summarise, unsolved
 from hsg.configfile import dump_config
 from hsg.distributed import Distributed
 from hsg.evaluation import evaluation_tasks
@@ -75,22 +77,6 @@ def test_nothing_whole_is_no_number() -> None:
     assert "success" not in summary
 
 
-def test_comparison_by_hand() -> None:
-    def summary(*successes: float) -> dict[str, Any]:
-        return {
-            "tasks": [
-                {"task_id": f"t{i}", "num_samples": 2, "success": s, "score": 0.0} for i, s in enumerate(successes)
-            ]
-        }
-
-    found = compare(summary(1.0, 1.0, 0.5, 0.0), summary(0.0, 0.0, 0.5))
-    assert found["num_tasks"] == 3  # the fourth was played by one alone
-    assert found["success"] == {"difference": pytest.approx(2 / 3), "p_value": 0.5, "better": 2, "worse": 0}
-    assert found["score"]["p_value"] == 1.0
-    with pytest.raises(ValueError, match="must have played tasks"):
-        compare(summary(1.0), {"tasks": []})
-
-
 def test_sample_file_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     SampleFile(path, {"split": "dev"}).add(ROWS)
@@ -105,7 +91,9 @@ def test_sample_file_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
     assert len(SampleFile(path, {"split": "dev"}).rows) == len(ROWS)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[1]", b'{"task_id": "t9", "sample": 0}', b"\xff"])
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"[1]", b'{"task_id": "t9", "sample": 0}', b"\xff", b"[" * 200_000, b"9" * 5000]
+)
 def test_a_damaged_sample_is_named_and_nothing_is_lost(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     SampleFile(path, {}).add(ROWS)
@@ -117,11 +105,37 @@ def test_a_damaged_sample_is_named_and_nothing_is_lost(line: bytes, tmp_path: Pa
     assert path.read_bytes() == held
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"split": "dev", "tasks": 5}', '{"split": "dev", "tasks": [{}]}'])
-def test_a_result_that_is_none_is_not_compared(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match="--compare must be a result of hsg evaluate"):
-        read_result(tmp_path / "a.json")
+WRONG = [
+    ("success", "yes"), ("success", 7), ("success", None), ("score", "x"), ("score", float("nan")), ("score", 1.5),
+    ("turns", None), ("turns", 10**400), ("task_id", ["t1"]), ("sample", "0"), ("sample", -1), ("sample", True), ("kind", 3),
+    ("kind", None), ("reached", ["end"]), ("tokens", "x"), ("outcome", "0"), ("surprise", float("inf")), ("stop_reason", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_of_another_kind_is_named_with_its_line(name: str, value: Any, tmp_path: Path) -> None:
+    """What `summarise` would add up, sort by or take for a success."""
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, {}).add([ROWS[0], {**ROWS[1], name: value}, *ROWS[2:]])
+    held = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"got {name} .* in line 3 of .*s.jsonl'; delete that line") as caught:
+        SampleFile(path, {})
+    assert len(str(caught.value)) < 500
+    assert path.read_bytes() == held
+
+
+def test_samples_lie_beside_their_result_under_its_whole_name() -> None:
+    names = {name: sample_path(Path("x") / name).name for name in ("a.json", "a", "q-1.5b", "q-1.7b")}
+    assert names == {"a.json": "a.samples.jsonl", "a": "a.samples.jsonl", "q-1.5b": "q-1.5b.samples.jsonl",
+                     "q-1.7b": "q-1.7b.samples.jsonl"}  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux that is always full")
+def test_a_full_disk_names_the_samples(tmp_path: Path) -> None:
+    file = SampleFile(tmp_path / "s.jsonl", {})
+    file.path = Path("/dev/full")
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        file.add(ROWS)
 
 
 def test_a_stopped_evaluation_ends_like_an_unbroken_one(
@@ -154,39 +168,13 @@ def test_a_stopped_evaluation_ends_like_an_unbroken_one(
     assert len(calls) == 5
 
 
-def test_settings_tell_evaluations_apart() -> None:
-    one = settings_of(configure(), "m", "dev", "own")
-    for other in (settings_of(configure(evaluation={"temperature": 0.5}), "m", "dev", "own"), settings_of(configure(), "n", "dev", "own"),
-                  settings_of(configure(), "m", "test", "own"), settings_of(configure(), "m", "dev", "blank"),
-                  settings_of(configure(seed=9), "m", "dev", "own")):  # fmt: skip
-        assert other != one
-    assert settings_of(configure(train={"iterations": 9}, log={"quiet": False}), "m", "dev", "own") == one
-
-
-def test_model_of_a_run_is_its_newest_checkpoint(tmp_path: Path) -> None:
-    run = tmp_path / "r"
-    for n in (0, 10, 9):
-        (run / "checkpoints" / f"iteration_{n:06d}" / "model").mkdir(parents=True)
-        (run / "checkpoints" / f"iteration_{n:06d}" / "model" / "config.json").write_text("{}")
-    (run / "config.yaml").write_text("{}")
-    newest = run / "checkpoints" / "iteration_000010"
-    assert find_model(str(run)) == (str(newest / "model"), run / "config.yaml")
-    assert find_model(str(run / "checkpoints" / "iteration_000009"))[0].endswith("iteration_000009/model")
-    assert find_model(str(newest / "model")) == (str(newest / "model"), None)
-    assert find_model("some/hub-id") == ("some/hub-id", None)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.yaml").write_text("{}")
-    with pytest.raises(ValueError, match="without one; train it on"):
-        find_model(str(tmp_path / "empty"))
-
-
 @pytest.fixture
 def run_folder(guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run in the guessing game, which `environments` then knows."""
     monkeypatch.setattr(environments, "make", lambda name, **options: GuessTaskSet())
     folder = tmp_path / "runs" / "r"
-    (folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
-    (folder / "checkpoints" / "iteration_000003" / "model").symlink_to(guesser_folder)
+    shutil.copytree(guesser_folder, folder / "checkpoints" / "iteration_000003" / "model")
+    seal(folder / "checkpoints" / "iteration_000003")
     config = configure(evaluation={"num_tasks": 4, "batch_size": 4, "temperature": 1.0})
     dump_config(config, folder / "config.yaml")
     return folder
@@ -198,6 +186,7 @@ def test_command_prints_tables_and_writes_json(
     asked = [str(run_folder), "--num-samples", "2", "--k", "1,2", "--save-unsolved", str(tmp_path / "hard.txt")]
     assert main(asked) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith(f"model:   {run_folder}/checkpoints/iteration_000003/model\n")
     assert "dev: 2 samples of each task, 0 broken episodes" in shown
     assert "pass@1" in shown
     (written,) = (run_folder / "evaluations").glob("*.json")
@@ -209,13 +198,138 @@ def test_command_prints_tables_and_writes_json(
     # The same model against itself and against the result of the same samples: nothing differs.
     for other in (str(run_folder), str(written)):
         assert main([*asked[:5], "--compare", other]) == 0
-        assert "+0.0 points, p = 1 (" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "+0.0 points, p = 1 (" in shown
+        assert "settings that differ" not in shown
     assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
     kept = tmp_path / "kept.json"
     kept.write_text(written.read_text())
     assert main([*asked[:3], "--set", "seed=5", "--compare", str(kept)]) == 2
     said = capsys.readouterr().err
     assert said == "error: --compare must be played with seed 5, got 0; evaluate it with that, by --set\n"
+    # What may differ is named, and kept beside the figures; a result of an older version says less, and that is said.
+    hotter = [*asked[:3], "--temperature", "2", "--set", 'prompts.templates={"judgment": "x"}', "--compare", str(kept)]
+    assert main([*hotter, "--out", str(tmp_path / "hot.json")]) == 0
+    assert "settings that differ: evaluation.temperature 2.0 (theirs 1.0), prompts.templates" in capsys.readouterr().out
+    assert "evaluation.temperature" in json.loads((tmp_path / "hot.json").read_text())["comparison"]["other_settings"]
+    settings = summary.pop("settings")
+    kept.write_text(json.dumps({**summary, "worlds": {name: settings[name] for name in ("environment", "seed")}}))
+    assert main([*asked[:3], "--compare", str(kept)]) == 0
+    assert "settings that differ: unknown; the other result, of an older version" in capsys.readouterr().out
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("nothing is loaded or played")
+
+
+@pytest.fixture
+def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "make_policy", never)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    return shown.err
+
+
+def test_samples_of_other_weights_are_not_reused(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte in the middle of the weights, at the same path and size: another result by default, a refusal with --out."""
+    model = str(shutil.copytree(run_folder / "checkpoints" / "iteration_000003" / "model", tmp_path / "m"))
+    config = ["--config", str(run_folder / "config.yaml"), "--num-samples", "1"]
+    monkeypatch.chdir(tmp_path)
+    for out in ([], ["--out", "a.json"]):
+        assert main([model, *config, *out]) == 0
+    weights = bytearray(Path(model, "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    Path(model, "model.safetensors").write_bytes(weights)
+    assert main([model, *config]) == 0
+    assert len(list(Path("evaluations").glob("*.json"))) == 2
+    capsys.readouterr()
+    assert main([model, *config, "--out", "a.json"]) == 2
+    assert "hold samples of the same settings, got 'a.samples.jsonl'" in one_line(capsys)
+
+
+@pytest.mark.parametrize("lost", ["tokenizer.json", "config.json"])
+def test_damaged_checkpoint_is_not_evaluated(
+    lost: str, run_folder: Path, unplayed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newest = (run_folder / "checkpoints" / f"iteration_{n:06d}" for n in (3, 4))
+    shutil.copytree(older, newest)
+    (newest / "model" / lost).unlink()
+    assert main([str(run_folder)]) == 2
+    said = one_line(capsys)
+    assert f"{newest}: model/{lost} is missing" in said
+    assert f"name an older one, '{older}'" in said
+    for given in (newest, newest / "model"):
+        assert main([str(given)]) == 2
+        assert f"{newest}: model/{lost} is missing" in one_line(capsys)
+    assert not (run_folder / "evaluations").exists()
+
+
+def test_a_cut_configuration_of_a_run_is_not_played_with_defaults(
+    run_folder: Path, unplayed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (run_folder / "config.yaml").read_text()
+    for held in ("", text[: text.index("evaluation:")]):
+        (run_folder / "config.yaml").write_text(held)
+        for given in (run_folder, run_folder / "checkpoints" / "iteration_000003"):
+            assert main([str(given)]) == 2
+            assert "the run's config.yaml must be whole, as the run wrote it, got " in one_line(capsys)
+
+
+def test_what_cannot_be_compared_is_noticed_before_anything_is_played(
+    run_folder: Path, tmp_path: Path, unplayed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = {"split": "dev", "settings": {}, "tasks": []}
+    (tmp_path / "other.json").write_text(json.dumps({**result, "split": "test"}))
+    (tmp_path / "worlds.json").write_text(json.dumps(result))
+    other = shutil.copytree(run_folder, run_folder.with_name("other"))
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("max_turns: 3", "max_turns: 4"))
+    for given, said in (
+        (tmp_path / "no.json", "--compare must be a result of hsg evaluate, got"),
+        (tmp_path / "other.json", "--compare must be played on the split 'dev', got 'test'"),
+        (tmp_path / "worlds.json", "--compare must be played with environment.name 'toy', got None"),
+        (other, "--compare must be played with rollout.max_turns 3, got 4"),
+        ("no-such-hub-id", "--compare must be a model that transformers can load, got 'no-such-hub-id'"),
+        (tmp_path / "no" / "such", "model.path must be an existing folder"),
+    ):
+        assert main([str(run_folder), "--compare", str(given)]) == 2
+        assert said in one_line(capsys)
+    assert not (run_folder / "evaluations").exists()
+
+
+def test_damaged_samples_of_the_other_model_are_noticed_before_the_first_one_plays(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(run_folder, run_folder.with_name("other"))
+    assert main([str(other), "--num-samples", "1"]) == 0
+    (samples,) = (other / "evaluations").glob("*.samples.jsonl")
+    samples.write_text(samples.read_text().replace('"success": ', '"success": 1'))
+    capsys.readouterr()
+    monkeypatch.setattr(evaluate, "make_policy", never)
+    assert main([str(run_folder), "--compare", str(other)]) == 2
+    assert "--out must hold whole samples, got " in one_line(capsys)
+
+
+@pytest.mark.parametrize("out", ["/proc/x/y.json", "file/y.json", "folder.json", "pipe"])
+def test_where_no_result_can_be_written_nothing_is_loaded(
+    out: str,
+    run_folder: Path,
+    tmp_path: Path,
+    unplayed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("folder.json").mkdir()
+    os.mkfifo("pipe")
+    assert main([str(run_folder), "--out", out]) == 2
+    assert one_line(capsys).startswith("error: --out must be ")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -254,11 +368,13 @@ def test_runs_of_two_seeds_meet_the_same_worlds(run_folder: Path, capsys: pytest
         (["m", "--model", "n"], "MODEL must be given once"),
         (["m", "--num-samples", "0"], "--num-samples must be >= 1, got 0"),
         (["m", "--k", "1,x"], "--k must be whole numbers with commas, got '1,x'"),
-        (["m", "--k", "4"], "--k must be in 1..3 (--num-samples), got 4"),
+        (["m", "--k", "4"], "--k must be in 1..3 (--num-samples), got 4; draw more samples"),
+        (["m", "--k", "0"], "--k must be in 1..3 (--num-samples), got 0; pass@1 is"),
         (["m", "--num-tasks", "some"], "--num-tasks must be a whole number or all, got 'some'"),
         (["m", "--out", ""], "--out must be a file, got '.'"),
         (["m", "--save-unsolved", "."], "--save-unsolved must be a file, got '.'"),
-        (["m", "--save-unsolved", "no/x.txt"], "--save-unsolved must be in a folder that is there, got 'no/x.txt'"),
+        (["m", "--save-unsolved", "no/x.txt"], "--save-unsolved must be in a folder that can be written to, got 'no/x.txt'"),
+        (["m", "--save-unsolved", "/proc/x.txt"], "--save-unsolved must be in a folder that can be written to, got '/proc/x"),
         (["nano", "--env", "toy"], "MODEL must name a trained model"),
         (["no/such/model", "--env", "toy"], "must be"),
         (["m", "--env", "moon"], "environment.name must be one of"),
