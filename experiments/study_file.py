@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -22,6 +23,7 @@ from typing import Any
 from experiments.curves import REACHED
 from hsg.checks import require
 from hsg.configfile import load_config, read_yaml, to_dict
+from hsg.files import folder_digest
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ACCELERATE = Path(__file__).resolve().parent / "accelerate"
@@ -158,11 +160,21 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
             config = to_dict(load_config(CONFIGS / study.base, overrides))
             for section in ("run", "log"):
                 del config[section]
-            if (listed := config["tasks"]["file"]) is not None:  # what it lists counts, and not its name
-                config["tasks"]["file"] = Path(listed).read_text(encoding="utf-8") if Path(listed).is_file() else listed
+            # Of files and folders what they hold counts, and not their names.
+            for section, option in (("tasks", "file"), ("model", "path"), ("model", "encoder"), ("judge", "model")):
+                config[section][option] = contents(config[section][option])
             key = _digest([VERSION, config, study.split, samples])
             cells.setdefault((name, key), Cell(name, seed, study.base, overrides, study.split, samples, key))
     return list(cells.values())
+
+
+@functools.cache  # the cells of a study name the same ones
+def contents(name: str | None) -> str | None:
+    """The text of the file of that name, or a digest of the folder; the name where there is neither, as of a model on the hub."""
+    path = Path(name or "")
+    if name and path.is_dir():
+        return folder_digest(path)
+    return path.read_text(encoding="utf-8", errors="replace") if name and path.is_file() else name
 
 
 def as_options(options: Mapping[str, Any]) -> list[str]:

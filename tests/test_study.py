@@ -138,6 +138,27 @@ def test_equal_cells_share_a_key_and_what_is_not_trained_stands_once() -> None:
     assert make_cells(STUDY, [1], ["kappa=0.2"])[1].key != by_name["A"][1].key
 
 
+def test_what_a_named_file_holds_is_part_of_the_key(tmp_path: Path) -> None:
+    """A list of tasks or a model that changed under its name is another cell."""
+    listed, model = tmp_path / "tasks.txt", tmp_path / "model"
+    listed.write_text("a")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    extra = [f"tasks.file={listed}", f"model.path={model}"]
+
+    def key() -> str:
+        study_file.contents.cache_clear()
+        return make_cells(STUDY, [1], extra)[1].key
+
+    keys = [key(), key()]
+    listed.write_text("b")
+    keys.append(key())
+    (model / "config.json").write_text("[]")
+    keys.append(key())
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
 def test_what_a_study_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.yaml"
     for text, message in (
