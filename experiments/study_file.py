@@ -170,7 +170,7 @@ def make_cells(study: Study, seeds: Sequence[int], extra: Sequence[str] = ()) ->
 
 @functools.cache  # the cells of a study name the same ones
 def contents(name: str | None) -> str | None:
-    """The text of the file of that name, or a digest of the folder; the name where there is neither, as of a model on the hub."""
+    """The text of that file, or a digest of that folder; the name itself where there is neither, as of a model on the hub."""
     path = Path(name or "")
     if name and path.is_dir():
         return folder_digest(path)
