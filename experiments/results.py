@@ -110,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = error.filename2 or error.filename or str(options.page)
         rule = "the page, its plots and its CSVs must be files that can be read and written"
         return refuse(ValueError(f"{rule}, got {where!r}: {error.strerror}"))
-    print(f"{options.page}: {len(found)} tables written; not measured yet: {', '.join(missing) or 'none'}")
+    print(
+        f"{options.page}: {len(found)} tables written; no study here, left as they are: {', '.join(missing) or 'none'}"
+    )
     return 0
 
 

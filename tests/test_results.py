@@ -23,6 +23,12 @@ TABLE = f"|  | success |\n|---|---|\n| a | 0.5 ± 0.1 |\n\n{MEASURED}"
 def test_every_claim_is_answered_one_by_one() -> None:
     sections = re.findall(r"^### ([SG]\d): .+\n\n((?:(?!^#).*\n)+)", TEXT, re.MULTILINE)
     assert [name for name, _ in sections] == [f"S{i}" for i in range(1, 8)] + [f"G{i}" for i in range(1, 10)]
+    texts = re.split(r"^###? .+$", TEXT, flags=re.MULTILINE)
+    heads = re.findall(r"^###? (.+)$", TEXT, re.MULTILINE)
+    answers = r"\*\*(?:came out|did not come out|not shown|not testable here)\*\*"
+    for head, text in zip(heads, texts[1:], strict=True):
+        if re.match(r"[SG]\d: ", head):
+            assert re.search(answers, text, re.IGNORECASE), head
 
 
 def test_blocks_are_of_studies_that_exist() -> None:
