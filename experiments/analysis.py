@@ -30,7 +30,7 @@ from hsg.arguments import Parser, refuse
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import load_config
-from hsg.tracking import RECORD
+from hsg.tracking import find_records
 
 Row = dict[str, float]
 Table = list[list[str]]
@@ -63,14 +63,12 @@ def judge_counts(folder: Path, oracle: Oracle) -> dict[int, Row]:
 
 def read_trajectories(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(iteration, line) of every trajectory that the run kept. ValueError: as `read_objects`, or for a line of other kinds."""
-    for path in sorted((folder / "trajectories").iterdir()) if (folder / "trajectories").is_dir() else ():
-        if (name := RECORD.fullmatch(path.name)) is None or not path.is_file():
-            continue  # not written by a run
+    for iteration, path in find_records(folder).items():
         for number, line in enumerate(read_objects(path, ("kind",)), 1):
             if line["kind"] == "trajectory":
                 whole = _is_trajectory(line)
                 require(whole, f"line {number} of {path}", "a trajectory as a run writes it", sorted(line))
-                yield int(name[1]), line
+                yield iteration, line
 
 
 def _is_trajectory(line: Mapping[str, Any]) -> bool:

@@ -10,9 +10,7 @@ Deliberately absent: any sentence about what a table means; that is written arou
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +56,7 @@ def fill(page: Path, studies: Path) -> tuple[list[str], list[str]]:
     for source, copy in copies:
         copy.parent.mkdir(exist_ok=True)
         if source.is_file():
-            _copy_whole(source, copy)
+            write_whole(copy, source.read_bytes())
     write_whole(page, filled)
     for source, copy in copies:  # last: until here the page may show it
         if not source.is_file():
@@ -78,15 +76,6 @@ def _read_table(path: Path, name: str, command: str) -> str:
         f"the table of {name}", rule, str(path), f"run `{command}` again",
     )  # fmt: skip
     return text.strip()
-
-
-def _copy_whole(source: Path, copy: Path) -> None:
-    draft = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copy(source, draft)
-        draft.replace(copy)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str:

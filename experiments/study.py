@@ -120,16 +120,15 @@ def _result(path: Path) -> dict[str, Any]:
 
 def changed(study: Study, overrides: Sequence[str], base: str | None = None) -> Study:
     """The study under a name of its own where every cell is changed: its table must not pass for the study's."""
-    if base is not None:
-        study = dataclasses.replace(changed(study, [f"base={base}"]), base=base)
-    if not overrides:
+    words = [*([] if base is None else [f"base={base}"]), *overrides]
+    if not words:
         return study
-    whole = "+".join(overrides)
+    whole = "+".join(words)
     word = re.sub(r"[^A-Za-z0-9_.=,+-]+", "_", whole)[:100]
     if word != whole:  # cut or rewritten, two lists could come to the same
         word += "+" + hashlib.sha256(whole.encode()).hexdigest()[:8]
-    title = f"{study.title} ({', '.join(overrides)})"
-    return dataclasses.replace(study, name=f"{study.name}+{word}", title=title)
+    title = f"{study.title} ({', '.join(words)})"
+    return dataclasses.replace(study, name=f"{study.name}+{word}", title=title, base=base or study.base)
 
 
 def _seeds(text: str) -> list[int]:

@@ -14,8 +14,8 @@ from pathlib import Path
 NUM_BLOCKS, BLOCK_BYTES = 256, 2**16  # of a file, read by `folder_digest`: all of it up to 16 MiB
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a text file aside and rename it: other processes see the old one or the new one, and a killed one leaves no half.
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file aside and rename it: other processes see the old one or the new one, and a killed one leaves no half.
 
     OSError names the file that was asked for, on a full disk too; the draft is then gone.
     """
@@ -24,7 +24,7 @@ def write_whole(path: str | Path, text: str) -> None:
         raise OSError(errno.EEXIST, "not a regular file", str(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(draft, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

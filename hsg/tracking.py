@@ -36,6 +36,12 @@ RECORD = re.compile(r"iteration_(\d{6,})\.jsonl")
 """The file of one iteration's trajectories; others beside it are somebody else's."""
 
 
+def find_records(run: Path) -> dict[int, Path]:
+    """The files of records by their iteration, in its order; what somebody else has put beside them is no record."""
+    found = ((RECORD.fullmatch(path.name), path) for path in sorted((run / "trajectories").glob("iteration_*")))
+    return {int(match[1]): path for match, path in found if match and path.is_file()}
+
+
 class RunFolder:
     """Writes one run. An existing folder is refused, so that no run ever overwrites another, unless it is resumed.
 
@@ -89,12 +95,11 @@ class RunFolder:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
                     sizes[path.name] = file.seek(0, os.SEEK_END)
-        return {"sizes": sizes, "num_iterations": 1 + max(self._records(), default=-1), "logger_id": self._logger_id}
-
-    def _records(self) -> dict[int, Path]:
-        """The files of records by their iteration; what somebody else has put beside them is no record."""
-        found = ((RECORD.fullmatch(path.name), path) for path in (self.path / "trajectories").glob("iteration_*"))
-        return {int(match[1]): path for match, path in found if match and path.is_file()}
+        return {
+            "sizes": sizes,
+            "num_iterations": 1 + max(find_records(self.path), default=-1),
+            "logger_id": self._logger_id,
+        }
 
     def _cut(self, state: Mapping[str, Any]) -> None:
         """Forget what was written after `state_dict` returned `state`, and that the run was finished."""
@@ -103,7 +108,7 @@ class RunFolder:
                 os.truncate(path, size)
                 if size == 0:
                     path.unlink()
-        for iteration, path in self._records().items():
+        for iteration, path in find_records(self.path).items():
             if iteration >= state.get("num_iterations", 0):
                 path.unlink()
         (self.path / FINISHED).unlink(missing_ok=True)

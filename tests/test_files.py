@@ -28,7 +28,7 @@ def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path: Path, monkeypat
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/a.json'"):
         write_whole(tmp_path / "a.json", "x")
 

@@ -93,9 +93,9 @@ function metricFigure(name) {
 function evaluationFigure(key) {
   const series = [];
   runs().forEach((run, number) => {
-    const points = run.evaluations.filter((e) => POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [spentAt(run, e.iteration), e[key]]);
+    const pointsOf = (own) => run.evaluations.filter((e) => POLICY.has(e.label) === own && isNumber(e.iteration) && isNumber(e[key])).map((e) => [spentAt(run, e.iteration), e[key]]);
+    const points = pointsOf(true), others = pointsOf(false);
     if (points.length) series.push({ colour: runColour(number), name: run.name, points, dots: true });
-    const others = run.evaluations.filter((e) => !POLICY.has(e.label) && isNumber(e.iteration) && isNumber(e[key])).map((e) => [spentAt(run, e.iteration), e[key]]);
     if (others.length) series.push({ colour: runColour(number), name: run.name, points: others, dots: true, lone: true, faint: true });
   });
   return series.length ? figure(`held-out ${key}`, series) : null;
