@@ -21,6 +21,7 @@ _MODULES = {
     "coding": "environments.coding",
     "webshop": "environments.webshop",
     "alfworld": "environments.alfworld",
+    "langr": "environments.langr",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
