@@ -16,12 +16,12 @@ from typing import Any
 from hsg.protocol import TaskSet
 
 _MODULES = {
-    "toy": "environments.toy",
-    "sciworld": "environments.sciworld",
-    "coding": "environments.coding",
-    "webshop": "environments.webshop",
-    "alfworld": "environments.alfworld",
-    "langr": "environments.langr",
+    "toy": "hsg.environments.toy",
+    "sciworld": "hsg.environments.sciworld",
+    "coding": "hsg.environments.coding",
+    "webshop": "hsg.environments.webshop",
+    "alfworld": "hsg.environments.alfworld",
+    "langr": "hsg.environments.langr",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

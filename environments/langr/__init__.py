@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .episode import LangRTaskSet
-from .expert import TURN_LIMIT
-from .files import SUFFIX
-from .generate import KINDS, MAX_OBJECTS, MIN_OBJECTS, SPLIT_KINDS
+from hsg.environments.langr.episode import LangRTaskSet
+from hsg.environments.langr.expert import TURN_LIMIT
+from hsg.environments.langr.files import SUFFIX
+from hsg.environments.langr.generate import KINDS, MAX_OBJECTS, MIN_OBJECTS, SPLIT_KINDS
 
 __all__ = ["KINDS", "SPLIT_KINDS", "TURN_LIMIT", "LangRTaskSet", "make_task_set"]
 

@@ -17,12 +17,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hsg.environments.langr.expert import TURN_LIMIT, solve
+from hsg.environments.langr.goals import Expression, holds
+from hsg.environments.langr.words import AREAS, DOORS
+from hsg.environments.langr.world import Episode, House
 from hsg.protocol import Demonstration
-
-from .expert import TURN_LIMIT, solve
-from .goals import Expression, holds
-from .words import AREAS, DOORS
-from .world import Episode, House
 
 STRATEGIES = (
     "Search {areas}. {errands}",
@@ -105,7 +104,9 @@ def errands_of(episode: Episode) -> list[Errand] | None:
 def _sought(episode: Episode) -> str | None:
     """The category of a goal that is to stand by a thing."""
     goal = episode.goal
-    return goal.inputs[0][1] if isinstance(goal, Expression) and goal.inputs and goal.parts[0][0] == "robot_at" else None
+    return (
+        goal.inputs[0][1] if isinstance(goal, Expression) and goal.inputs and goal.parts[0][0] == "robot_at" else None
+    )
 
 
 class _Player:

@@ -26,15 +26,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from hsg.environments.langr.demonstrations import make_demonstrations
+from hsg.environments.langr.expert import TURN_LIMIT, solve
+from hsg.environments.langr.files import SUFFIX, Categories, EpisodeFile
+from hsg.environments.langr.generate import EVALUATION_SIZE, SPLIT_KINDS, Generator
+from hsg.environments.langr.goals import holds
+from hsg.environments.langr.words import TRAINED
+from hsg.environments.langr.world import Episode, House
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
-
-from .demonstrations import make_demonstrations
-from .expert import TURN_LIMIT, solve
-from .files import SUFFIX, Categories, EpisodeFile
-from .generate import EVALUATION_SIZE, SPLIT_KINDS, Generator
-from .goals import holds
-from .words import TRAINED
-from .world import Episode, House
 
 SUCCESS_REWARD, PROGRESS_REWARD = 10.0, 5.0  # upstream's
 ALIASES = {"dev": "train_validation", "test": "new_scenes"}  # names that hsg's configurations have by default
@@ -194,7 +193,9 @@ class LangRTaskSet(TaskSet):
         self.splits = ("train", *(name for name in others if self._has_kinds(name)))
         if not self._has_kinds("train"):
             asked = ", ".join(sorted(kinds or ()))
-            raise ValueError(f"langr.kinds must be kinds that the training split has, got {asked}; see its documentation")
+            raise ValueError(
+                f"langr.kinds must be kinds that the training split has, got {asked}; see its documentation"
+            )
 
     def tasks(self, split: str) -> list[Task]:
         """The episodes of a split; "dev" and "test" are accepted for train_validation and new_scenes."""
@@ -264,7 +265,9 @@ class LangRTaskSet(TaskSet):
     def _learned(self) -> list[tuple[str, str]]:
         """What the files say of things; the training file has a say only where there is no other."""
         files = self._files if any(name != "train" for name in self._paths) else {"train": self._file("train")}
-        return [mention for name, file in files.items() if name != "train" or len(files) == 1 for mention in file.mentions()]
+        return [
+            mention for name, file in files.items() if name != "train" or len(files) == 1 for mention in file.mentions()
+        ]
 
     @cached_property
     def _categories(self) -> Categories:

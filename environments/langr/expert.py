@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .goals import Predicate, Wish, holds, ways
-from .words import DOORS, DRAWERS, SURFACES
-from .world import Episode, House
+from hsg.environments.langr.goals import Predicate, Wish, holds, ways
+from hsg.environments.langr.words import DOORS, DRAWERS, SURFACES
+from hsg.environments.langr.world import Episode, House
 
 Action = tuple[str, str]  # a skill and its target
 TURN_LIMIT = 32  # upstream's

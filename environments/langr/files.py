@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .goals import JOINS, parse_goal, parse_predicate
-from .words import DOORS, ROOM, place_name, thing_name
-from .world import Episode
+from hsg.environments.langr.goals import JOINS, parse_goal, parse_predicate
+from hsg.environments.langr.words import DOORS, ROOM, place_name, thing_name
+from hsg.environments.langr.world import Episode
 
 SUFFIX = ".pickle"
 _KEPT = ("instruction", "instruct_id", "goal_preds", "subgoals", "start_preds", "name_to_receptacle", "markers")
@@ -109,7 +109,9 @@ class EpisodeFile:
                 things=things,
                 opened=frozenset(opened),
                 goal=parse_goal(goal, known),
-                subgoals=tuple(tuple(parse_predicate(p, known) for p in subgoal) for subgoal in subgoals or () if subgoal),
+                subgoals=tuple(
+                    tuple(parse_predicate(p, known) for p in subgoal) for subgoal in subgoals or () if subgoal
+                ),
             )
         except (*_BROKEN,) as error:
             raise ValueError(_fault(self._path, f"episode {index}: {error}")) from None

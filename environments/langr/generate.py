@@ -22,9 +22,9 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
-from .goals import Expression, Predicate
-from .words import AREAS, HOME_OF, NOVEL, PURPOSES, REFERRED, ROOM, SPATIAL, SURFACES, TRAINED
-from .world import Episode
+from hsg.environments.langr.goals import Expression, Predicate
+from hsg.environments.langr.words import AREAS, HOME_OF, NOVEL, PURPOSES, REFERRED, ROOM, SPATIAL, SURFACES, TRAINED
+from hsg.environments.langr.world import Episode
 
 KINDS = {  # upstream's instruct_id of each kind: what is asked
     "42f1b012": "take a thing from one place to another",
@@ -67,7 +67,12 @@ SINK_SPACE = 2  # upstream's sampler puts no more things into it
 
 _TAKE = ("Take the {x} from the {a} and put it on the {b}.", "Carry the {x} over from the {a} to the {b}.",
          "Fetch the {x} that is on the {a} and set it down on the {b}.", "Bring the {x} on the {a} to the {b}.")  # fmt: skip
-_BRING = ("Bring {ax} to the {b}.", "Put {ax} on the {b}.", "Set {ax} down on the {b}.", "Place {ax} on the {b}, please.")
+_BRING = (
+    "Bring {ax} to the {b}.",
+    "Put {ax} on the {b}.",
+    "Set {ax} down on the {b}.",
+    "Place {ax} on the {b}, please.",
+)
 _TWO = ("Put {ax} and {ay} on the {b}.", "Bring {ax} and {ay} to the {b}.", "Place both {ax} and {ay} on the {b}.")
 _IF = ("If the fridge is open, bring {ax} to the {b}; if not, bring {ay} there.",
        "Look whether the fridge is open: then {ax} goes on the {b}, otherwise {ay} does.",

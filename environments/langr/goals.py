@@ -15,9 +15,9 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
-from .words import place_name
+from hsg.environments.langr.words import place_name
 
 Predicate = tuple[str, ...]  # its name, then its arguments: things, places or variables
 ABOUT_PLACES = {
@@ -38,7 +38,7 @@ class Expression:
     join: str
     quantifier: str | None
     inputs: tuple[tuple[str, str], ...]
-    parts: tuple[Union[Expression, Predicate], ...]
+    parts: tuple[Expression | Predicate, ...]
 
 
 class Facts(Protocol):

@@ -30,7 +30,15 @@ PLACES = {
     "cab_push_point_5": "right drawer",
     "cab_push_point_4": "bottom drawer",
 }
-SURFACES = ("black table", "brown table", "TV stand", "sofa", "left counter", "sink", "right counter")  # things stand here
+SURFACES = (
+    "black table",
+    "brown table",
+    "TV stand",
+    "sofa",
+    "left counter",
+    "sink",
+    "right counter",
+)  # things stand here
 DRAWERS = ("left drawer", "middle drawer", "right drawer", "bottom drawer")
 DOORS = ("fridge", *DRAWERS)  # what opens and closes
 ROOM = ("chair", *SURFACES, *DOORS)  # every place of a house, upstream's and the largest of ours

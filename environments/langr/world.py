@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .goals import STANDING, Expression, Predicate
-from .words import BESIDE, DOORS, DRAWERS, NO_SPACE
+from hsg.environments.langr.goals import STANDING, Expression, Predicate
+from hsg.environments.langr.words import BESIDE, DOORS, DRAWERS, NO_SPACE
 
 
 @dataclass(frozen=True)
