@@ -17,10 +17,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hsg.environments.langr.expert import TURN_LIMIT, solve
+from hsg.environments.langr.expert import solve
 from hsg.environments.langr.goals import Expression, holds
 from hsg.environments.langr.words import AREAS, DOORS
-from hsg.environments.langr.world import Episode, House
+from hsg.environments.langr.world import TURN_LIMIT, Episode, House
 from hsg.protocol import Demonstration
 
 STRATEGIES = (
@@ -69,8 +69,7 @@ def make_demonstrations(episode: Episode, name: str, allow_invalid: bool) -> lis
     areas = [area for area, places in AREAS.items() if any(place in episode.places for place in places)]
     orders = [areas]
     if any(errand.searched for errand in errands):
-        orders = [[first, *rng.sample(others, len(others))] for first, others in
-                  ((area, [other for other in areas if other != area]) for area in areas)]  # fmt: skip
+        orders = [[first, *rng.sample([a for a in areas if a != first], len(areas) - 1)] for first in areas]
         rng.shuffle(orders)
     return [_demonstrate(episode, errands, order, rng, allow_invalid) for order in orders]
 
@@ -102,11 +101,11 @@ def errands_of(episode: Episode) -> list[Errand] | None:
 
 
 def _sought(episode: Episode) -> str | None:
-    """The category of a goal that is to stand by a thing."""
+    """The category of a thing that the robot has to stand by, and no more; None where the goal is another one."""
     goal = episode.goal
-    return (
-        goal.inputs[0][1] if isinstance(goal, Expression) and goal.inputs and goal.parts[0][0] == "robot_at" else None
-    )
+    if isinstance(goal, Expression) and goal.inputs and goal.parts == (("robot_at", goal.inputs[0][0]),):
+        return goal.inputs[0][1]
+    return None
 
 
 class _Player:
@@ -120,7 +119,7 @@ class _Player:
             for place in rng.sample(AREAS[area], len(AREAS[area]))
             if place in episode.places and place != "chair"
         ]
-        self._saw: dict[str, str] = {}  # category -> where
+        self._saw: list[tuple[str, str]] = []  # category and place of what stands where the robot has been
         self.actions: list[tuple[str, str]] = []
         self.turn_strategies: list[str] = []
 
@@ -132,8 +131,10 @@ class _Player:
         self.house.do(skill, target)
         self.actions.append((skill, target))
         self.turn_strategies.append(strategy)
-        for thing in self.house.seen():
-            self._saw[self.house.category[thing]] = self.house.robot or ""
+        here = self.house.robot
+        if here is not None:
+            self._saw = [(category, place) for category, place in self._saw if place != here]
+            self._saw += [(self.house.category[thing], here) for thing in self.house.seen()]
 
     def carry_out(self, errand: Errand) -> bool:
         """Whether the errand could be done."""
@@ -143,7 +144,7 @@ class _Player:
             if errand.skill and self.house.refusal(errand.skill, errand.target) is None:
                 self.do(errand.skill, errand.target, errand.words())
             return True
-        place = errand.source or self._saw.get(errand.thing) or self._search(errand.thing)
+        place = errand.source or self._where(errand) or self._search(errand)
         if place is None:
             return False
         take = f"Take the {errand.thing} from the {place}."
@@ -156,20 +157,24 @@ class _Player:
         bring = f"Bring the {errand.thing} to the {errand.target}."
         self._go(errand.target, bring)
         self.do("place on", errand.target, bring)
-        self._saw.pop(errand.thing, None)
         return True
 
     def _go(self, place: str, strategy: str) -> None:
         if self.house.robot != place:
             self.do("go to", place, strategy)
 
-    def _search(self, thing: str) -> str | None:
+    def _where(self, errand: Errand) -> str | None:
+        """Where such a thing was seen that is not yet where it should be."""
+        found = (place for category, place in self._saw if category == errand.thing and place != errand.target)
+        return next(found, None)
+
+    def _search(self, errand: Errand) -> str | None:
         while self._route and not self.over:
             area, place = self._route.pop(0)
             if self.house.robot != place:
-                self.do("go to", place, f"Search the {area} for the {thing}.")
-            if thing in self._saw:
-                return self._saw[thing]
+                self.do("go to", place, f"Search the {area} for the {errand.thing}.")
+            if found := self._where(errand):
+                return found
         return None
 
 
@@ -188,7 +193,8 @@ def _demonstrate(
     first = set(AREAS[order[0]])
     fits = all(any(c == thing and place in first for _, c, place in episode.things) for thing in searched)
     actions = [f"{skill} {target}" for skill, target in player.actions]
-    strategies, wasted = list(player.turn_strategies), []
+    strategies = list(player.turn_strategies)
+    wasted: list[int] = []
     if rng.random() < WASTED_SHARE:
         for turn, action in sorted(_detours(player, episode, rng, allow_invalid), reverse=True):
             actions.insert(turn, action)
@@ -204,12 +210,12 @@ def _demonstrate(
 
 
 def _detours(player: _Player, episode: Episode, rng: random.Random, allow_invalid: bool) -> Iterator[tuple[int, str]]:
-    """One or two turns that lead nowhere: a walk to the fridge or a drawer before another walk, or a closed hand."""
+    """One or two turns that lead nowhere: a walk to a door before another walk, or a second thing to pick up."""
     walks = [turn for turn, (skill, _) in enumerate(player.actions) if skill == "go to"]
-    others = [turn for turn, (skill, _) in enumerate(player.actions) if skill == "place on"]
+    places = [turn for turn, (skill, _) in enumerate(player.actions) if skill == "place on"]
     doors = [place for place in episode.places if place in DOORS and place not in episode.instruction.lower()]
     for turn in rng.sample(walks, min(len(walks), rng.randint(1, 2))):
         if doors:
             yield turn, f"go to {rng.choice(doors)}"
-    if others and allow_invalid and rng.random() < 0.3:
-        yield rng.choice(others), f"pick up {rng.choice(episode.things)[1]}"  # both hands are full
+    if places and allow_invalid and rng.random() < 0.3:
+        yield rng.choice(places), f"pick up {rng.choice(episode.things)[1]}"  # it already holds something

@@ -1,4 +1,4 @@
-"""One episode in words and the set of all episodes, behind hsg.protocol.
+"""One episode in words, behind hsg.protocol.Environment.
 
     go to PLACE    pick up THING    place on PLACE    open PLACE    close PLACE
 
@@ -15,28 +15,20 @@ carried out and then overwrites it, so it was never paid; neither is it here (`r
 
 outcome   1 with success, else 0: what training maximises        score   share of subgoals reached, 1 with success
 
-The goal is looked at after every action, and the end comes with success, after TURN_LIMIT actions, or, as upstream can have it,
-with the first action that cannot be carried out (`allow_invalid`).  Deliberately absent: chance; the seed changes nothing.
+The goal is looked at after every action.  The end comes with success, after TURN_LIMIT actions, or with the first action that
+cannot be carried out where `allow_invalid` is false; upstream has the same switch.  Deliberately absent: chance.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
 
-from hsg.environments.langr.demonstrations import make_demonstrations
-from hsg.environments.langr.expert import TURN_LIMIT, solve
-from hsg.environments.langr.files import SUFFIX, Categories, EpisodeFile
-from hsg.environments.langr.generate import EVALUATION_SIZE, SPLIT_KINDS, Generator
 from hsg.environments.langr.goals import holds
-from hsg.environments.langr.words import TRAINED
-from hsg.environments.langr.world import Episode, House
-from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
+from hsg.environments.langr.world import TURN_LIMIT, Episode, House
+from hsg.protocol import Environment, StepResult
 
 SUCCESS_REWARD, PROGRESS_REWARD = 10.0, 5.0  # upstream's
-ALIASES = {"dev": "train_validation", "test": "new_scenes"}  # names that hsg's configurations have by default
 _SKILLS = {
     "go to": r"(?:go to|go|walk to|navigate to|nav to)",
     "pick up": r"(?:pick up|pick|take)",
@@ -44,9 +36,7 @@ _SKILLS = {
     "open": r"open",
     "close": r"(?:close|shut)",
 }
-_ACTION = re.compile(
-    "|".join(f"(?P<s{i}>{form})" for i, form in enumerate(_SKILLS.values())) + r"(?!\w)", re.IGNORECASE
-)
+_ACTIONS = {skill: re.compile(rf"{form}(?!\w)\s*(.*)", re.IGNORECASE) for skill, form in _SKILLS.items()}
 _ARTICLE = re.compile(r"^(?:the|an|a)\s+", re.IGNORECASE)
 ABILITIES = (
     "You are a robot in a house. You can: go to a place, pick up a thing, place on a place what you hold, open or close "
@@ -56,13 +46,12 @@ ABILITIES = (
 
 def read_action(text: str) -> tuple[str, str] | None:
     """The skill and its target, in lower case without an article; None where the text is no action."""
-    words = " ".join(text.split())
-    match = _ACTION.match(words)
-    if match is None:
-        return None
-    skill = next(name for i, name in enumerate(_SKILLS) if match.group(f"s{i}"))
-    target = _ARTICLE.sub("", words[match.end() :].strip().rstrip(".")).lower()
-    return (skill, target) if target else None
+    words = " ".join(text.split()).rstrip(".")
+    for skill, form in _ACTIONS.items():
+        if match := form.match(words):
+            target = _ARTICLE.sub("", match.group(1)).strip().lower()
+            return (skill, target) if target else None
+    return None
 
 
 class LangREpisode(Environment):
@@ -163,129 +152,3 @@ class LangREpisode(Environment):
         been = ", ".join(self._visited) or "nowhere"
         holding = f"the {house.category[house.held]}" if house.held else "nothing"
         return f"The task is not done. You went to: {been}. You hold {holding}."
-
-
-class LangRTaskSet(TaskSet):
-    """Episodes of upstream's files, of our own making, or both. Task.kind is upstream's `instruct_id` up to "_".
-
-    Task.id is "new_scenes/17" (file / number of the episode) or "train/f0917e29-3" (ours: split / kind - number).
-    """
-
-    name = "langr"
-    splits: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        folder: Path | None,
-        kinds: frozenset[str] | None,
-        num_generated: int,
-        num_objects: int,
-        tidy_share: float,
-        allow_invalid: bool,
-    ) -> None:
-        self._kinds, self._num_generated, self._allow_invalid = kinds, num_generated, allow_invalid
-        self._paths = {} if folder is None else {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
-        # Upstream's training file is 150,000 episodes and waits until it is asked for; the others are small.
-        self._files = {name: EpisodeFile(path) for name, path in self._paths.items() if name != "train"}
-        self._num_objects, self._tidy_share = num_objects, tidy_share
-        self._listed: dict[str, list[Task]] = {}
-        others = self._files if self._paths else [name for name in SPLIT_KINDS if name != "train"]
-        self.splits = ("train", *(name for name in others if self._has_kinds(name)))
-        if not self._has_kinds("train"):
-            asked = ", ".join(sorted(kinds or ()))
-            raise ValueError(
-                f"langr.kinds must be kinds that the training split has, got {asked}; see its documentation"
-            )
-
-    def tasks(self, split: str) -> list[Task]:
-        """The episodes of a split; "dev" and "test" are accepted for train_validation and new_scenes."""
-        name = ALIASES.get(split, split) if split not in self.splits else split
-        if name not in self.splits:
-            also = ", ".join(f"{alias} = {of}" for alias, of in ALIASES.items() if of in self.splits)
-            raise ValueError(
-                f"split must be one of {', '.join(self.splits)}{f' ({also})' if also else ''}, got {split!r}; "
-                "see TaskSet.splits"
-            )
-        if name not in self._listed:
-            self._listed[name] = self._list(name)
-        return list(self._listed[name])
-
-    def episode(self, task: Task) -> Episode:
-        """What a task asks for, from its id alone. ValueError where there is no such task."""
-        split, _, rest = task.id.partition("/")
-        if split in self._paths and rest.isdigit() and int(rest) < len(self._file(split)):
-            return self._file(split).episode(int(rest), self._categories_of(split))
-        kind, _, number = rest.partition("-")
-        if split not in self._paths and kind in SPLIT_KINDS.get(split, ()) and number.isdigit():
-            return self._generator.episode(split, kind, int(number))
-        raise ValueError(
-            f"task.id must be '<split>/<episode>' of a file or '<split>/<kind>-<number>', got {task.id!r}; "
-            "take tasks from TaskSet.tasks()"
-        )
-
-    def create(self, task: Task, seed: int) -> LangREpisode:
-        return LangREpisode(self.episode(task), self._allow_invalid)
-
-    def expert_actions(self, task: Task) -> list[str] | None:
-        """What the oracle does, which sees the whole house; None where no errands lead to the goal in 32 actions."""
-        plan = solve(self.episode(task))
-        return None if plan is None else [f"{skill} {target}" for skill, target in plan]
-
-    def demonstrations(self, task: Task, seed: int) -> list[Demonstration]:
-        """Searches in the order of a strategy, whether it suits or not: see demonstrations.py."""
-        return make_demonstrations(self.episode(task), f"{task.id}/{seed}", self._allow_invalid)
-
-    def _list(self, split: str) -> list[Task]:
-        if split in self._paths:
-            ids = enumerate(self._file(split).instruct_ids)
-            found = [Task(f"{split}/{i}", split, name.split("_")[0], {"instruct_id": name}) for i, name in ids]
-            return [task for task in found if self._kinds is None or task.kind in self._kinds]
-        kinds = self._generated_kinds(split)
-        size = self._num_generated if split == "train" else EVALUATION_SIZE
-        # One of every kind, then the next of every kind: any prefix is a balanced sample.
-        pairs = ((kinds[i % len(kinds)], i // len(kinds)) for i in range(size))
-        return [Task(f"{split}/{kind}-{number}", split, kind, {"instruct_id": kind}) for kind, number in pairs]
-
-    def _has_kinds(self, split: str) -> bool:
-        if self._kinds is None:
-            return True
-        if split in self._paths:
-            return not self._kinds.isdisjoint(name.split("_")[0] for name in self._file(split).instruct_ids)
-        return bool(self._generated_kinds(split))
-
-    def _generated_kinds(self, split: str) -> list[str]:
-        return [kind for kind in SPLIT_KINDS[split] if self._kinds is None or kind in self._kinds]
-
-    def _file(self, split: str) -> EpisodeFile:
-        if split not in self._files:
-            self._files[split] = EpisodeFile(self._paths[split])
-        return self._files[split]
-
-    @cached_property
-    def _learned(self) -> list[tuple[str, str]]:
-        """What the files say of things; the training file has a say only where there is no other."""
-        files = self._files if any(name != "train" for name in self._paths) else {"train": self._file("train")}
-        return [
-            mention for name, file in files.items() if name != "train" or len(files) == 1 for mention in file.mentions()
-        ]
-
-    @cached_property
-    def _categories(self) -> Categories:
-        return Categories(self._learned)
-
-    def _categories_of(self, split: str) -> Categories:
-        return self._train_categories if split == "train" else self._categories
-
-    @cached_property
-    def _train_categories(self) -> Categories:
-        """The same names as in the other files, and for things that they do not have its own."""
-        known = {name for name, _ in self._learned}
-        return Categories([*self._learned, *(m for m in self._file("train").mentions() if m[0] not in known)])
-
-    @cached_property
-    def _generator(self) -> Generator:
-        """With files, our houses are furnished with what theirs are."""
-        if not self._files:
-            return Generator(TRAINED, self._num_objects, self._tidy_share)
-        found = {self._categories.of(thing) for file in self._files.values() for thing in file.things()}
-        return Generator(tuple(sorted(found)), self._num_objects, self._tidy_share)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hsg.environments.langr.goals import Predicate, Wish, holds, ways
+from hsg.environments.langr.goals import LYING, STANDING, Wish, holds, ways
 from hsg.environments.langr.words import DOORS, DRAWERS, SURFACES
-from hsg.environments.langr.world import Episode, House
+from hsg.environments.langr.world import TURN_LIMIT, Episode, House
 
 Action = tuple[str, str]  # a skill and its target
-TURN_LIMIT = 32  # upstream's
 MAX_WAYS = 200
 
 
@@ -46,9 +45,10 @@ def reaches_goal(episode: Episode, plan: Sequence[Action]) -> bool:
 
 
 def _plan(house: House, wishes: Sequence[Wish]) -> Iterator[Action]:
+    """What is not so yet, errand by errand: first what lasts, then what to hold and where to stand in the end."""
     robot: str | None = None
     opened = set(house.opened)
-    lasting, last = _sorted(wishes, house)
+    missing = [(wanted, predicate) for wanted, predicate in wishes if house.is_true(predicate) != wanted]
 
     def go(place: str) -> Iterator[Action]:
         nonlocal robot
@@ -69,29 +69,21 @@ def _plan(house: House, wishes: Sequence[Wish]) -> Iterator[Action]:
         yield from go(place)
         yield ("pick up", house.category[thing])
 
-    for wanted, (name, *arguments) in lasting:
-        if name in ("on_top", "in", "at"):
+    for wanted, (name, *arguments) in missing:
+        if name in LYING:
             thing, place = arguments
             target = place if wanted else next(p for p in (*SURFACES, "chair") if p != place and p in house.places)
             yield from fetch(thing)
             yield from go(target)
             yield ("place on", target)
-        else:
+        elif name.startswith(("opened_", "closed_")):
             yield from door(arguments[0], "open" if wanted == name.startswith("opened_") else "close")
-    for _, (name, argument) in last:
-        if name == "holding":
-            yield from fetch(argument)
-        else:
-            yield from go(house.place_of.get(argument) or argument)
-
-
-def _sorted(wishes: Sequence[Wish], house: House) -> tuple[list[Wish], list[tuple[bool, Predicate]]]:
-    """What is not so yet: what lasts once it is done, and what has to be so in the end (where to stand, what to hold)."""
-    missing = [(wanted, p) for wanted, p in wishes if house.is_true(p) != wanted]
-    lasting = [w for w in missing if w[1][0] in ("on_top", "in", "at") or w[1][0].startswith(("opened_", "closed_"))]
-    last = [w for w in missing if w[0] and w[1][0] in ("robot_at", "robot_at_obj", "robot_at_closest")]
-    held = [w for w in missing if w[0] and w[1][0] == "holding"]
-    return lasting, held + last
+    for wanted, (name, *arguments) in missing:
+        if wanted and name == "holding":
+            yield from fetch(arguments[0])
+    for wanted, (name, *arguments) in missing:
+        if wanted and name in STANDING:
+            yield from go(house.place_of.get(arguments[0]) or arguments[0])
 
 
 def _harmless(house: House, wishes: Sequence[Wish]) -> str:

@@ -16,8 +16,9 @@ Deliberately absent: transforms (nothing here measures metres), scenes, the rend
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class EpisodeFile:
             # The rest of an episode is most of it, and 150,000 of them are upstream's training set.
             self._rows = [tuple(item[key] for key in _KEPT) for item in data["all_eps"]]
             self.instruct_ids: list[str] = [str(row[1]) for row in self._rows]
-        except (*_BROKEN,) as error:
+        except _BROKEN as error:
             raise ValueError(_fault(path, f"{type(error).__name__} {error}")) from None
         if not self._rows:
             raise ValueError(_fault(path, "no episode"))
@@ -78,12 +79,17 @@ class EpisodeFile:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its instructions; what stands behind "_" in an instruct_id is a variant."""
+        return {name.split("_")[0] for name in self.instruct_ids}
+
     def mentions(self) -> Iterator[tuple[str, str]]:
         """(id without its numbers, category) for every thing of which a goal and its subgoals say what it is."""
         for i, row in enumerate(self._rows):
             try:
                 yield from _mentions(row[2], row[3])
-            except (*_BROKEN,) as error:
+            except _BROKEN as error:
                 raise ValueError(_fault(self._path, f"episode {i}: {error}")) from None
 
     def things(self) -> set[str]:
@@ -113,28 +119,80 @@ class EpisodeFile:
                     tuple(parse_predicate(p, known) for p in subgoal) for subgoal in subgoals or () if subgoal
                 ),
             )
-        except (*_BROKEN,) as error:
+        except _BROKEN as error:
             raise ValueError(_fault(self._path, f"episode {index}: {error}")) from None
 
 
 class Categories:
-    """What things are called: learned from the goals of files."""
+    """What things are called: learned from the goals of files.
 
-    def __init__(self, mentions: Sequence[tuple[str, str]]) -> None:
+    mentions  (name, category); the more frequent one stands
+    before    has the first say
+    """
+
+    def __init__(self, mentions: Iterable[tuple[str, str]], before: Categories | None = None) -> None:
         counted: dict[str, Counter[str]] = defaultdict(Counter)
         for name, category in mentions:
             counted[name][category] += 1
-        self.known = tuple(sorted({category for _, category in mentions}))
-        self._of = {name: max(sorted(found), key=found.__getitem__) for name, found in counted.items()}
+        self._known = {name: max(sorted(found), key=found.__getitem__) for name, found in counted.items()}
+        if before is not None:
+            self._known |= before._known
+        self._spelled: dict[str, str] = {}
 
     def of(self, thing: str) -> str:
         """The category of an object's id, or its name where no file says."""
         name = thing_name(thing)
-        if name not in self._of:
-            spelled = f" {name} "
-            fits = [c for c in self.known if f" {c} " in spelled or f" {c}s " in spelled]
-            self._of[name] = max(fits, key=len) if fits else name
-        return self._of[name]
+        if name in self._known:
+            return self._known[name]
+        if name not in self._spelled:
+            words = f" {name} "
+            fits = sorted(c for c in set(self._known.values()) if f" {c} " in words or f" {c}s " in words)
+            self._spelled[name] = max(fits, key=len, default=name)
+        return self._spelled[name]
+
+
+class Library:
+    """The files of a folder, each under its name.
+
+    All but `train`, upstream's 150,000 episodes, are read at once, and all are called by what these say of things, so that
+    names do not change when `train` is read, which then has its say on things that no other file knows.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """ValueError in one line: no file there, or one that is none of upstream's."""
+        self._paths = {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+        if not self._paths:
+            raise ValueError(
+                f"langr.data must be a folder with episode files (*{SUFFIX}), got {str(folder)!r}; "
+                "leave it out for our own houses"
+            )
+        self.names = tuple(self._paths)
+        self._files = {name: EpisodeFile(path) for name, path in self._paths.items() if name != "train"}
+        self._categories = Categories(mention for file in self._files.values() for mention in file.mentions())
+        self._categories_of_train: Categories | None = None
+        self._lock = threading.Lock()
+
+    def file(self, name: str) -> EpisodeFile:
+        if name not in self._files:
+            with self._lock:
+                if name not in self._files:
+                    self._files[name] = EpisodeFile(self._paths[name])
+        return self._files[name]
+
+    def episode(self, name: str, index: int) -> Episode:
+        return self.file(name).episode(index, self._categories_in(name))
+
+    def categories(self) -> tuple[str, ...]:
+        """What stands in the houses of all files but `train`."""
+        files = (file for name, file in self._files.items() if name != "train")
+        return tuple(sorted({self._categories.of(thing) for file in files for thing in file.things()}))
+
+    def _categories_in(self, name: str) -> Categories:
+        if name != "train":
+            return self._categories
+        if self._categories_of_train is None:
+            self._categories_of_train = Categories(self.file(name).mentions(), before=self._categories)
+        return self._categories_of_train
 
 
 def _mentions(goal: Any, subgoals: Any) -> Iterator[tuple[str, str]]:
@@ -166,7 +224,7 @@ def _read(path: Path) -> Any:
         raise ValueError(f"langr.data must hold pickles of numpy arrays and plain data, got {path}, {more}") from None
     except OSError as error:
         raise ValueError(f"langr.data must hold files that can be read, got {path}: {error.strerror}") from None
-    except (*_BROKEN,) as error:
+    except _BROKEN as error:
         raise ValueError(_fault(path, f"{type(error).__name__}: {error}")) from None
 
 

@@ -23,6 +23,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from hsg.environments.langr.goals import Expression, Predicate
+from hsg.environments.langr.texts import MISLEADING, REPHRASED_TEXTS, TRAINING_TEXTS
 from hsg.environments.langr.words import AREAS, HOME_OF, NOVEL, PURPOSES, REFERRED, ROOM, SPATIAL, SURFACES, TRAINED
 from hsg.environments.langr.world import Episode
 
@@ -62,57 +63,8 @@ SPLIT_KINDS = {
 }
 EVALUATION_SIZE = 100  # episodes of every split but train
 FURNITURE = ("black table", "brown table", "TV stand", "sofa", "chair")  # the kitchen is always there
-MIN_OBJECTS, MAX_OBJECTS = 8, 30
+MIN_OBJECTS, MAX_OBJECTS = 8, 33
 SINK_SPACE = 2  # upstream's sampler puts no more things into it
-
-_TAKE = ("Take the {x} from the {a} and put it on the {b}.", "Carry the {x} over from the {a} to the {b}.",
-         "Fetch the {x} that is on the {a} and set it down on the {b}.", "Bring the {x} on the {a} to the {b}.")  # fmt: skip
-_BRING = (
-    "Bring {ax} to the {b}.",
-    "Put {ax} on the {b}.",
-    "Set {ax} down on the {b}.",
-    "Place {ax} on the {b}, please.",
-)
-_TWO = ("Put {ax} and {ay} on the {b}.", "Bring {ax} and {ay} to the {b}.", "Place both {ax} and {ay} on the {b}.")
-_IF = ("If the fridge is open, bring {ax} to the {b}; if not, bring {ay} there.",
-       "Look whether the fridge is open: then {ax} goes on the {b}, otherwise {ay} does.",
-       "Put {ax} on the {b} when the fridge stands open and {ay} when it is shut.")  # fmt: skip
-TRAIN_TEXTS: dict[str, tuple[str, ...]] = {
-    "42f1b012": _TAKE,
-    "f0917e29": _BRING,
-    "9a1dd6ee": ("Take the {x} off the {a}.", "Remove the {x} from the {a}.", "Move the {x} away from the {a}."),
-    "fd8dd56c": _TWO,
-    "6e7f4383": ("Swap the {x} on the {a} and the {y} on the {b}.",
-                 "Exchange the {x} of the {a} for the {y} of the {b} and the other way round.",
-                 "Let the {x} on the {a} and the {y} on the {b} change places."),
-    "6e3da8a1": ("Close the fridge.", "Please shut the fridge door.", "The fridge is open. Close it."),
-    "68216d8c": ("Open the fridge.", "Please open the fridge door.", "The fridge is closed. Open it."),
-    "311525c5": ("Go to the {b}.", "Walk over to the {b}.", "Move to the {b} and stay there."),
-    "2f2d797d": ("Find {ax}.", "Look for {ax}.", "Go where {ax} is."),
-    "8a66dec9": ("Bring {looks} to the {b}.", "Put {looks} on the {b}."),
-    "93b2ef41": ("Take the {x} from the {a} to {spot}.", "Put the {x} that is on the {a} on {spot}."),
-    "21e2ce5f": ("I need {use} on the {b}.", "Bring {use} to the {b}."),
-    "db3119cd": ("Bring {ax} to the {b}, {ay} to the {c} and {az} to the {d}.",
-                 "Three things: {ax} goes on the {b}, {ay} on the {c}, {az} on the {d}."),
-    "3ef02c70": ("Put every {x} on the {b}.", "Each {x} of the house goes on the {b}."),
-    "92bcf9b3": ("Move every {x} from the {a} to the {b}.", "Each {x} on the {a} goes on the {b}."),
-    "5d5460d6": _IF,
-    "e75d9d69": _IF,
-}  # fmt: skip
-REPHRASED_TEXTS: dict[str, tuple[str, ...]] = {
-    "42f1b012": ("My {x} was left on the {a}, and its place is the {b}.", "The {b} is where I want the {x} from the {a}."),
-    "f0917e29": ("The {b} lacks {ax}. Will you help?", "I would like to find {ax} on the {b}."),
-    "9a1dd6ee": ("There should be no {x} on the {a}.", "I do not want to see the {x} on the {a} any more."),
-    "fd8dd56c": ("What I miss on the {b} are {ax} and {ay}.", "The {b} could do with {ax} and {ay}."),
-    "6e7f4383": ("The {x} lies on the {a} and the {y} on the {b}, but it should be the other way round.",
-                 "Someone mixed up the {x} on the {a} and the {y} on the {b}: put that right."),
-    "6e3da8a1": ("It gets warm in the fridge.", "Somebody forgot the fridge door after breakfast."),
-    "68216d8c": ("My hands are full and the milk has to go into the cold.", "I want to look into the fridge."),
-    "311525c5": ("Wait for me by the {b}.", "You are needed at the {b}."),
-    "2f2d797d": ("Where do I have {ax}? Stand by it.", "I have lost {ax}. Show me where it is."),
-}  # fmt: skip
-MISLEADING = ("There is {ay} somewhere, which nobody needs. {text}", "Leave {ay} alone. {text}",
-              "{text} It has nothing to do with {ay}.")  # fmt: skip
 
 _X = "X"
 
@@ -121,11 +73,13 @@ class Generator:
     """Makes episodes.
 
     categories   what training asks for; the things of upstream's files where they are there, else our own
-    num_objects  things in a house, about as many as upstream's at 30
+    num_objects  things in a house, upstream's have 34 or 35, of 33 categories
     tidy_share   of the things stand in the area where they are at home; 0: anywhere, as upstream
     """
 
-    def __init__(self, categories: Sequence[str] = TRAINED, num_objects: int = 30, tidy_share: float = 0.0) -> None:
+    def __init__(
+        self, categories: Sequence[str] = TRAINED, num_objects: int = MAX_OBJECTS, tidy_share: float = 0.0
+    ) -> None:
         self.trained = tuple(c for c in categories if c not in NOVEL)
         self.everything = (*self.trained, *NOVEL)
         self.num_objects, self.tidy_share = num_objects, tidy_share
@@ -176,11 +130,11 @@ class _Draft:
         self.asked.append(category)
         return category
 
-    def surface(self, *other_than: str) -> str:
-        return self.rng.choice([place for place in self.surfaces if place not in other_than])
+    def surface(self, other_than: str = "") -> str:
+        return self.rng.choice([place for place in self.surfaces if place != other_than])
 
-    def put(self, category: str, place: str | None = None, *other_than: str) -> tuple[str, str]:
-        """A thing of the category at the place, or wherever such a thing stands: its id and the place."""
+    def put(self, category: str, place: str | None = None, other_than: str = "") -> tuple[str, str]:
+        """A thing of the category at the place, or wherever such a thing stands but there: its id and the place."""
         place = self._somewhere(category, other_than) if place is None else place
         count = sum(1 for _, other, _ in self.things if other == category)
         self.things.append((f"{category} {count + 1}", category, place))
@@ -206,12 +160,12 @@ class _Draft:
         self._done = there
 
     def say(self, kind: str, **words: str) -> str:
-        texts = REPHRASED_TEXTS if self.split == "rephrasing" else TRAIN_TEXTS
+        texts = REPHRASED_TEXTS if self.split == "rephrasing" else TRAINING_TEXTS
         return self.rng.choice(texts[kind]).format(**words)
 
-    def _somewhere(self, category: str, other_than: Sequence[str]) -> str:
+    def _somewhere(self, category: str, other_than: str) -> str:
         full = {"sink"} if sum(1 for *_, place in self.things if place == "sink") >= SINK_SPACE else set()
-        free = [place for place in self.surfaces if place not in other_than and place not in full]
+        free = [place for place in self.surfaces if place != other_than and place not in full]
         home = [place for place in free if place in AREAS[_home(category)]]
         return self.rng.choice(home if home and self.rng.random() < self._generator.tidy_share else free)
 
@@ -252,7 +206,7 @@ def _bring(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
         words, suffix = {"spot": draft.rng.choice(SPATIAL[target])}, f"_{target.replace(' ', '-')}"
     else:
         target = draft.surface()
-    thing, source = draft.put(x, None, target)
+    thing, source = draft.put(x, other_than=target)
     draft.carried(thing, source, target)
     return draft.say(kind, x=x, ax=_a(x), a=source, b=target, **words), _exists((x, target)), suffix
 
@@ -268,10 +222,11 @@ def _clear(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
 def _bring_several(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
     """Two things to one place, or three to places of their own."""
     targets = [draft.surface()] * 2 if kind == "fd8dd56c" else [draft.surface() for _ in range(3)]
-    words, wanted = {}, []
+    words: dict[str, str] = {}
+    wanted = []
     for letter, spot, target in zip("xyz", "bcd", targets, strict=False):
         category = draft.category()
-        thing, source = draft.put(category, None, target)
+        thing, source = draft.put(category, other_than=target)
         draft.carried(thing, source, target)
         words |= {f"a{letter}": _a(category), spot: target}
         wanted.append((category, target))
@@ -281,7 +236,7 @@ def _bring_several(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
 def _swap(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
     x, y = draft.category(), draft.category()
     first, a = draft.put(x)
-    second, b = draft.put(y, None, a)
+    second, b = draft.put(y, other_than=a)
     draft.carried(first, a, b)
     draft.carried(second, b, a)
     return draft.say(kind, x=x, y=y, a=a, b=b), _exists((x, b), (y, a)), ""
@@ -320,7 +275,7 @@ def _every(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
 def _conditional(draft: _Draft, kind: str) -> tuple[str, Expression, str]:
     """The first thing if the fridge is open, else the second; the other one stays where it is."""
     x, y, target = draft.category(), draft.category(), draft.surface()
-    (first, a), (second, b) = draft.put(x, None, target), draft.put(y, None, target)
+    (first, a), (second, b) = draft.put(x, other_than=target), draft.put(y, other_than=target)
     is_open = kind == "5d5460d6"
     draft.carried(*((first, a, target) if is_open else (second, b, target)))
     goal = _exists(

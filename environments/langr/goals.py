@@ -20,13 +20,14 @@ from typing import Any, Protocol
 from hsg.environments.langr.words import place_name
 
 Predicate = tuple[str, ...]  # its name, then its arguments: things, places or variables
-ABOUT_PLACES = {
-    "opened_fridge": 1, "closed_fridge": 1, "opened_cab": 1, "closed_cab": 1,
-}  # fmt: skip
-ABOUT_THINGS = {"holding": 1, "not_holding": 0, "robot_at_obj": 1}
-ABOUT_BOTH = {"on_top": 2, "in": 2, "at": 2}  # a thing, then a place
-STANDING = ("robot_at", "robot_at_obj", "robot_at_closest")
-ARITY = {**ABOUT_PLACES, **ABOUT_THINGS, **ABOUT_BOTH, "robot_at": 1, "robot_at_closest": 1}
+LYING = ("on_top", "in", "at")  # a thing, then a place
+STANDING = ("robot_at", "robot_at_obj", "robot_at_closest")  # a thing or a place
+_ARITY = {
+    **dict.fromkeys(LYING, 2),
+    **dict.fromkeys(STANDING, 1),
+    **dict.fromkeys(("opened_fridge", "closed_fridge", "opened_cab", "closed_cab", "holding"), 1),
+    "not_holding": 0,
+}
 _FORM = re.compile(r"\s*(\w+)\s*\(([^()]*)\)\s*")
 JOINS = ("AND", "OR", "NAND", "NOR")
 
@@ -49,20 +50,18 @@ class Facts(Protocol):
     def things_of(self, category: str) -> Sequence[str]: ...
 
 
-def parse_predicate(text: str, things: Mapping[str, Any] | frozenset[str], variables: Sequence[str] = ()) -> Predicate:
+def parse_predicate(text: str, things: frozenset[str], variables: Sequence[str] = ()) -> Predicate:
     """A predicate from its text, places in words. ValueError where it is none of upstream's or names nothing known."""
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     name = match.group(1) if match else ""
     arguments = [a.strip() for a in match.group(2).split(",") if a.strip()] if match else []
-    if name not in ARITY or len(arguments) != ARITY[name]:
-        raise ValueError(f"a predicate must be one of {', '.join(ARITY)} with its arguments, got {text!r}")
+    if name not in _ARITY or len(arguments) != _ARITY[name]:
+        raise ValueError(f"a predicate must be one of {', '.join(_ARITY)} with its arguments, got {text!r}")
     named = [a if a in things or a in variables else place_name(a) for a in arguments]
     return (name, *named)
 
 
-def parse_goal(
-    given: Any, things: Mapping[str, Any] | frozenset[str], variables: Sequence[str] = ()
-) -> Expression | Predicate:
+def parse_goal(given: Any, things: frozenset[str], variables: Sequence[str] = ()) -> Expression | Predicate:
     """An expression from upstream's nested dictionaries. ValueError says what is wrong with it."""
     if isinstance(given, str):
         return parse_predicate(given, things, variables)

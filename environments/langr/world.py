@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hsg.environments.langr.goals import STANDING, Expression, Predicate
+from hsg.environments.langr.goals import LYING, STANDING, Expression, Predicate
 from hsg.environments.langr.words import BESIDE, DOORS, DRAWERS, NO_SPACE
+
+TURN_LIMIT = 32  # actions of an episode, upstream's
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class House:
 
     def is_true(self, predicate: Predicate) -> bool:
         name, *arguments = predicate
-        if name in ("on_top", "in", "at"):
+        if name in LYING:
             return self.place_of.get(arguments[0]) == arguments[1]
         if name == "holding":
             return self.held == arguments[0]
