@@ -37,10 +37,15 @@ _ARRAYS = {  # numpy moved its modules with version 2; a file names those of the
         (f"{package}.numeric", "_frombuffer"),
     )
 } | {("numpy", "ndarray"), ("numpy", "dtype")}
-_PLAIN = ("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "range", "set", "slice",
-          "str", "tuple")  # fmt: skip
-_BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError,
-           MemoryError, OverflowError)  # fmt: skip
+_PLAIN = ("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple")
+_BROKEN = (
+    pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError,
+    MemoryError, OverflowError, RecursionError,
+)  # fmt: skip
+
+
+class _Refused(Exception):
+    """What a file asked for beyond data."""
 
 
 class _Reader(pickle.Unpickler):
@@ -53,10 +58,6 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("a persistent id")
-
-
-class _Refused(Exception):
-    """What a file asked for beyond data."""
 
 
 class EpisodeFile:
@@ -94,7 +95,10 @@ class EpisodeFile:
 
     def things(self) -> set[str]:
         """The ids of all things that stand in its houses."""
-        return {self._names[int(thing)] for row in self._rows for thing, _ in row[5]}
+        try:
+            return {self._names[int(thing)] for row in self._rows for thing, _ in row[5]}
+        except _BROKEN as error:
+            raise ValueError(_fault(self._path, f"{type(error).__name__} {error}")) from None
 
     def episode(self, index: int, categories: Categories) -> Episode:
         """One episode. ValueError in one line where it is not of upstream's form."""
