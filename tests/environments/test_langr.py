@@ -22,7 +22,7 @@ from env_contract import assert_contract
 
 from hsg import environments
 from hsg.environments.langr import KINDS, SPLIT_KINDS, TURN_LIMIT, LangRTaskSet
-from hsg.environments.langr.demonstrations import make_demonstrations
+from hsg.environments.langr.demonstrations import _demonstrate, errands_of
 from hsg.environments.langr.episode import LangREpisode, read_action
 from hsg.environments.langr.expert import reaches_goal, solve
 from hsg.environments.langr.files import Categories, EpisodeFile
@@ -488,9 +488,12 @@ def test_demonstrations_search_as_their_strategy_says(task_set: LangRTaskSet, sp
         episode = task_set.episode(task)
         found = task_set.demonstrations(task, 0)
         searched = [d for d in found if re.search("Search the|Look in the", d.strategy)]
-        if searched:  # one begins with each area that the house has
-            firsts = {re.search(r"(?:Search|Look in) the (\w+)", d.strategy).group(1) for d in searched}
-            assert len(firsts) == len(found) == len([a for a, ps in AREAS.items() if set(ps) & set(episode.places)])
+        if searched:  # one begins with each area that the house has, and one more with the one that suits
+            firsts = [re.search(r"(?:Search|Look in) the (\w+)", d.strategy).group(1) for d in searched]
+            assert set(firsts) == {area for area, places in AREAS.items() if set(places) & set(episode.places)}
+            suited = [first for first, demonstration in zip(firsts, found, strict=True) if demonstration.fits]
+            assert len(firsts) == len(set(firsts)) + len(set(suited))
+            assert len(suited) == 2 * len(set(suited))
         for demonstration in found:
             assert len(demonstration.actions) == len(demonstration.turn_strategies) <= TURN_LIMIT
             environment = task_set.create(task, 0)
@@ -498,23 +501,28 @@ def test_demonstrations_search_as_their_strategy_says(task_set: LangRTaskSet, sp
             results = [environment.step(action) for action in demonstration.actions]
             assert results[-1].success
             if demonstration in searched:
-                places = [AREAS[a] for a in re.findall(r"the (kitchen|tables|seats)", demonstration.strategy)]
+                first = AREAS[re.search(r"(?:Search|Look in) the (\w+)", demonstration.strategy).group(1)]
                 kept = [a for i, a in enumerate(demonstration.actions) if i not in demonstration.wasted]
                 walks = [a.removeprefix("go to ") for a in kept if a.startswith("go to ")]
                 if not any(door in episode.instruction for door in DOORS):
-                    assert walks[0] in places[0]
+                    assert walks[0] in first
+                if len(asked := [c for c in {c for _, c, _ in episode.things} if f" {c}" in episode.instruction]) == 1:
+                    there = [place for _, category, place in episode.things if category == asked[0]]
+                    assert demonstration.fits == bool(set(there) & set(first))
 
 
 def test_demonstrations_use_no_untold_place() -> None:
     """Two houses that differ in where the ball is: the play is the same until the robot sees it."""
 
-    def plays(place: str) -> list[list[str]]:
+    def plays(place: str, order: tuple[str, ...]) -> list[str]:
         episode = house_of(things=(("ball 1", "ball", place), ("can 1", "can", "sofa")), places=(*SURFACES, "fridge"))
-        made = make_demonstrations(episode, "name", allow_invalid=True)
-        return [[a for i, a in enumerate(d.actions) if i not in d.wasted] for d in made]
+        made = _demonstrate(episode, errands_of(episode), order, random.Random(5), allow_invalid=True)
+        return [action for i, action in enumerate(made.actions) if i not in made.wasted]
 
-    for one, other in zip(plays("sink"), plays("black table"), strict=True):
-        parting = next(pair for pair in zip(one, other, strict=False) if pair[0] != pair[1])
+    for order in itertools.permutations(AREAS):
+        parting = next(
+            pair for pair in zip(plays("sink", order), plays("black table", order), strict=False) if len({*pair}) == 2
+        )
         assert "pick up ball" in parting, "they part where one of them sees the ball"
 
 
