@@ -720,6 +720,16 @@ def test_an_episode_of_another_form_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(refusal.value)
 
 
+def test_a_goal_without_a_bottom_is_one_line(tmp_path: Path) -> None:
+    endless: dict[str, Any] = {"expr_type": "AND"}
+    endless["sub_exprs"] = [endless]
+    file = EpisodeFile(write_file(tmp_path / "x.pickle", raw_episode(goal_preds=endless)))
+    with pytest.raises(ValueError, match="episode 0: maximum recursion"):
+        file.episode(0, Categories(()))
+    with pytest.raises(ValueError, match="episode 0: maximum recursion"):
+        list(file.mentions())
+
+
 def test_names_in_words() -> None:
     assert place_name("receptacle_aabb_Tbl1_Top1_frl_apartment_table_01") == "black table"
     assert (
