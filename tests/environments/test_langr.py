@@ -465,6 +465,20 @@ def test_the_oracle_solves_upstreams_episodes_in_no_time(public: LangRTaskSet) -
         assert plan <= 5e-3
 
 
+def test_the_oracle_opens_what_locks() -> None:
+    plan = solve(house_of(goal=("on_top", "key 1", "sofa")))
+    assert plan == [
+        ("go to", "left drawer"),
+        ("open", "left drawer"),
+        ("pick up", "key"),
+        ("go to", "sofa"),
+        ("place on", "sofa"),
+    ]
+    assert solve(house_of(goal=("on_top", "cup 1", "sofa"))) == [
+        ("go to", "fridge"), ("pick up", "cup"), ("go to", "sofa"), ("place on", "sofa"),
+    ]  # fmt: skip
+
+
 def test_no_plan_is_none() -> None:
     assert solve(house_of(goal=("on_top", "ball 1", "garden"))) is None
     assert solve(house_of(goal=Expression("AND", "EXISTS", (("X", "unicorn"),), (("holding", "X"),)))) is None
