@@ -17,7 +17,6 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from hsg.config.options import Config
-from hsg.engine.generation import Cost
 from hsg.engine.seeds import derive_seed
 from hsg.measure.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.measure.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
@@ -25,7 +24,7 @@ from hsg.model.policy import Policy
 from hsg.play.episode import Episode, Request
 from hsg.protocol import Task, TaskSet
 from hsg.ranks.distributed import Distributed
-from hsg.rollout import Rollout, RolloutCosts
+from hsg.rollout import Rollout
 from hsg.strategy.propose import propose
 from hsg.types import Trajectory
 
@@ -79,7 +78,6 @@ def play_once(
                 episodes,
                 temperature=config.temperature.action if fixed is None else fixed,
                 strategy_temperature=config.temperature.strategy if fixed is None else fixed,
-                costs=RolloutCosts(),
                 on_progress=portions.show,
             )
             trajectories += played
@@ -195,7 +193,6 @@ class _Portions:
             [self.keys[e.request.task_index] for e in episodes],
             num_candidates=1,
             temperature=self.config.temperature.strategy if fixed is None else fixed,
-            cost=Cost(),
         )
         return [candidates[0].text for candidates in drawn]
 
@@ -204,18 +201,24 @@ def evaluate(
     config: Config,
     policy: Policy,
     task_set: TaskSet,
-    tasks: Sequence[Task],
-    distributed: Distributed,
+    tasks: Sequence[Task] | None = None,
+    distributed: Distributed | None = None,
     *,
-    label: str,
+    label: str = "evaluation",
     iteration: int = 0,
     seed: int = 0,
     strategies: StrategyUse = "own",
 ) -> dict[str, Any]:
     """Success, score and outcome over tasks shared among ranks, overall and by task kind.
 
+    tasks        None: those of `evaluation_tasks`
+    distributed  None: the ranks that the launcher has started, or this process alone
+    strategies   own: the policy's; blank: an empty one; shuffled: what it wrote for another task
+
     Episodes that broke are counted, left out of the means and told on stderr with what ended them.
     """
+    tasks = evaluation_tasks(config, task_set) if tasks is None else tasks
+    distributed = distributed or Distributed(config.distributed)
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
     played: list[Trajectory] = []

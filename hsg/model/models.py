@@ -126,7 +126,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
-def load_policy(
+def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
     device: torch.device | str = "cpu",

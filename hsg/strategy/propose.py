@@ -35,7 +35,7 @@ def propose(
     *,
     num_candidates: int,
     temperature: float,
-    cost: Cost,
+    cost: Cost | None = None,
     reflections: Sequence[Reflection | None] | None = None,
 ) -> list[list[Strategy]]:
     """`num_candidates` strategies for each first observation, each sampled with a generator of its own.
