@@ -94,7 +94,7 @@ def play_samples(
     seed: int = 0,
     description: str = "samples",
 ) -> list[list[Trajectory]]:
-    """samples[task][s]: sample s is the episode that an evaluation with the seed `seed + s` meets."""
+    """Many episodes of each task: samples[task][s] is what an evaluation with the seed `seed + s` meets."""
     rounds = [
         play_once(config, policy, task_set, tasks, seed=seed + s, description=f"{description} {s + 1}/{num_samples}")
         for s in range(num_samples)

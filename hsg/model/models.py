@@ -369,7 +369,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
-    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
     with _restated(path, "model.encoder"):
