@@ -9,21 +9,23 @@ A checkpoint is held against its checksums first.  Deliberately absent: falling 
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
 import re
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hsg.chat import CLOCK
 from hsg.checkpoint import damage
 from hsg.checks import require
 from hsg.config import Config
 from hsg.configfile import is_resolved, load_config, read_yaml, to_dict
 from hsg.files import folder_digest
-from hsg.models import resolve_model
+from hsg.models import load_tokenizer, resolve_model
 
 NOT_PLAYED = (
     "num_tasks", "num_strategies", "num_rollouts", "sigma", "delta", "kappa", "run", "train", "optimizer", "update",
@@ -53,7 +55,7 @@ def asked_of(given: str, options: Namespace, out: Path | None) -> Evaluation:
     if options.config is None and own_config is not None:
         _check_whole(own_config)
     path = options.config or own_config
-    config = load_config(path, overrides_of(options, path))
+    config = _dated(load_config(path, overrides_of(options, path)), model)
     identity = identity_of(model)
     splits = list(dict.fromkeys(options.split or [config.evaluation.split]))
     settings = {split: settings_of(config, model, identity, split, options.strategies) for split in splits}
@@ -62,6 +64,16 @@ def asked_of(given: str, options: Namespace, out: Path | None) -> Evaluation:
         for split in splits
     }
     return Evaluation(model, config, settings, outs)
+
+
+def _dated(config: Config, model: str) -> Config:
+    """With today's date where the chat template writes it into its prompts: samples of two days are not of one kind."""
+    if config.prompts.date is not None or "gguf_file" in resolve_model(model)[1]:  # a wheel's template asks no clock
+        return config
+    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+    if CLOCK not in str(tokenizer.chat_template):
+        return config
+    return replace(config, prompts=replace(config.prompts, date=datetime.date.today().isoformat()))
 
 
 def find_model(given: str) -> tuple[str, Path | None]:

@@ -23,7 +23,7 @@ from hsg.taskfile import choose_listed
 def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """Model, tokenizer and chat format of one folder, wheel or hub id."""
     model, tokenizer = load_policy(config.model, path, device)
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 

@@ -5,6 +5,7 @@ Deliberately absent: config objects that know how to build things, options that 
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,13 @@ from hsg.credit_config import AdvantageConfig, CriticConfig, GigpoConfig, Reinfo
 from hsg.distributed_config import DistributedConfig
 from hsg.lora_config import LoraConfig
 from hsg.warmstart_config import WarmstartConfig
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,12 @@ class PromptsConfig:
     style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
     format: Literal["tags", "coding", "langr", "androidworld", "appworld"] = "tags"  # what stands around an action
     markers: dict[str, str] = field(default_factory=dict)  # replaces single marks of the format (markers.py)
+    action_block: Literal["first", "last"] = "last"  # of several actions; first: what is behind it is not trained
+    date: str | None = None  # YYYY-MM-DD for a chat template that asks the clock; None: the day the run begins
     templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
+
+    def __post_init__(self) -> None:
+        require(self.date is None or _is_date(self.date), "prompts.date", "a date as YYYY-MM-DD, or null", self.date)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ class RewardConfig:
         "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
     )
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
+    length_penalty: bool = False  # of responses near their limit: rollout.max_action_tokens, strategy.max_tokens
+    length_penalty_start: float = 0.5  # share of that limit from which it grows, to -1 at the limit
     scale: float = 1.0  # outcomes are multiplied by it before anything else
     invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hsg.chat import with_template_end
 from hsg.config import ModelConfig
 from hsg.layout import Layout
 from hsg.packing import packed_hidden
@@ -215,10 +216,10 @@ def _plain_generation(model: Any, tokenizer: Any) -> GenerationConfig:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: all eos ids of the generation config, then the tokenizer's."""
+    """Every id that ends a response: all eos ids of the generation config, the tokenizer's, the chat template's own end."""
     declared = model.generation_config.eos_token_id
     ids = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
+    return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
 def autocast(model: nn.Module) -> contextlib.AbstractContextManager[Any]:

@@ -69,7 +69,7 @@ def talk(episode: Episode, answers: Sequence[Sampled], limit: int = FAR) -> None
         room = episode.room(limit)
         fits = len(given.ids) <= room
         cut = given if fits else answer(given.ids[:room], closed=False)
-        episode.receive(cut, room)
+        episode.receive(cut)
     episode.wait()
     if episode.live:
         episode.ask(limit)
@@ -112,8 +112,8 @@ def test_masks_are_by_position(chat: ChatFormat) -> None:
     episode = begin(chat, max_turns=3)
     trajectory = drive(episode, [answer(first), answer(second), answer(third, closed=False)])
     (row,) = trajectory.rows
-    gap = chat.next_user(PROMPTS.next_action(2, "No action."), closed=True)
-    later = chat.next_user(PROMPTS.next_action(3, "No action."), closed=True)
+    gap = chat.next_user(PROMPTS.next_action(2, "No action."), chat.end_id)
+    later = chat.next_user(PROMPTS.next_action(3, "No action."), chat.end_id)
     prompt = chat.prompt(PROMPTS.first_action("Guess. It is high up.", "try 3"))
     #            prompt .............. | first | gap ..... | second | later ... | third     (the row ends with it)
     parts = [(prompt, False), (first, True), (gap, False), (second, True), (later, False), (third, True)]
@@ -138,7 +138,7 @@ def test_ids_are_only_appended(chat: ChatFormat) -> None:
         ids = episode.ask(FAR)
         assert episode.conversation is not None
         assert episode.conversation.ids == before + ids
-        episode.receive(given, 16)
+        episode.receive(given)
         before = list(episode.conversation.ids)
         assert before[-len(given.ids) :] == list(given.ids)
 
@@ -233,7 +233,7 @@ def test_room_shrinks_with_context_and_tokens(chat: ChatFormat) -> None:
     assert prompt is not None
     assert episode.room(FAR) == 12
     assert episode.room(len(prompt) + 3) == 3
-    episode.receive(answer([300] * 7), 12)
+    episode.receive(answer([300] * 7))
     episode.wait()
     between = episode.ask(FAR)
     assert between is not None
@@ -317,7 +317,7 @@ def test_window_prompts(chat: ChatFormat, window_turns: int) -> None:
     for text in said:
         episode.wait()
         prompts.append(episode.ask(FAR))
-        episode.receive(say(chat, text), 16)
+        episode.receive(say(chat, text))
     episode.wait()
     history = ["\n1 0", "\n2 nothing", "\n3 5"]
     shown = "".join(history[len(history) - window_turns :])
@@ -339,4 +339,4 @@ def test_admissible_actions_stand_in_every_prompt(chat: ChatFormat) -> None:
             ids = episode.ask(FAR)
             assert ids is not None
             assert "Actions: 0, 1, 2, 3, 4, 5" in chat.tokenizer.decode(ids), (context, turn)
-            episode.receive(say(chat, "<action>0</action>"), 16)
+            episode.receive(say(chat, "<action>0</action>"))

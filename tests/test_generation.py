@@ -194,7 +194,7 @@ def test_recorded_logprobs_are_those_of_the_scorer(kind: str, dtype: torch.dtype
             decoder.append(row, words(row, turn))
         answers = decoder.sample([0, 1, 2], temperatures=heat, generators=generators, max_new_tokens=[6, 4, 5])
         for row, (conversation, answer) in enumerate(zip(conversations, answers, strict=True)):
-            conversation.append_response(answer.ids, answer.logprobs, answer.temperatures, closed=answer.closed)
+            conversation.append_response(answer.ids, answer.logprobs, answer.temperatures)
             exact[row] += answer.logprobs
     rows = [Row(c.tokens(), torch.zeros(len(c) - 1), ACTION, i) for i, c in enumerate(conversations)]
     batch = collate(rows)
@@ -264,7 +264,7 @@ def test_second_end_token_ends_a_reply(use_cache: bool) -> None:
     assert said[1].ids == (7, 0)
     assert not said[1].closed
     conversation = Conversation([10, 11])
-    conversation.append_response(said[0].ids, said[0].logprobs, said[0].temperatures, closed=said[0].closed)
+    conversation.append_response(said[0].ids, said[0].logprobs, said[0].temperatures)
     assert conversation.tokens().response_mask.tolist() == [False, True, True, True]
 
 
@@ -333,7 +333,7 @@ def test_nothing_is_printed(guesser_folder: Path) -> None:
         "p = make_policy(Config(), sys.argv[1], 'cpu')\n"
         "d = Decoder(p.model, p.chat.stop_ids, [p.chat.prompt('a'), p.chat.prompt('a b c')])\n"
         "for n in range(2):\n"
-        "    d.append(0, p.chat.next_user('b', closed=True))\n"
+        "    d.append(0, p.chat.next_user('b', p.chat.end_id))\n"
         "    d.sample([0, 1], temperatures=[1.0, 0.0], generators=[make_generator(n), make_generator(-n)],\n"
         "             max_new_tokens=[5, 6])\n"
         "save_model(Path(sys.argv[2]), p.model, p.tokenizer)\n"

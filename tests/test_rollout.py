@@ -257,9 +257,9 @@ def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: 
             asked.extend(decoder.rows[row] for row in rows)
             for episode, row, judgment in zip(episodes, rows, said, strict=True):
                 text = self.prompts.judgment(episode.observation, len(episode.turns))
-                question = self.chat.next_user(text, closed=episode.conversation.closed)
+                question = self.chat.next_user(text, last=episode.conversation.last)
                 stem = episode.conversation.ids[: episode.turns[-1].stop + 1] + question
-                at = episode.turns[-1].stop + (0 if episode.conversation.closed else 1)
+                at = episode.turns[-1].stop + (0 if episode.conversation.last == self.chat.end_id else 1)
                 assert stem[at] == self.chat.end_id
                 assert decoder.rows[row][: len(stem)] == stem
                 fresh = Decoder(self.model, self.chat.stop_ids, [stem], use_cache=False)
