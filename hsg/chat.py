@@ -51,8 +51,9 @@ class _Template:
             raise ValueError(
                 "model.path must be a chat model, got a tokenizer without chat_template; use an instruct one"
             )
-        self._tokenizer, self._date = tokenizer, date
-        self._in_parts = False
+        self._tokenizer, self._in_parts = tokenizer, False
+        text = tokenizer.get_chat_template()
+        self._text = _stopped_clock(date) + text if CLOCK in text else text
         user, reply = f"{_MARK}u", f"{_MARK}a"
         try:
             asked = self.render([user, reply, _MARK])
@@ -83,13 +84,23 @@ class _Template:
         messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=opened, **{CLOCK: self._date.strftime}
+                messages, chat_template=self._text, tokenize=False, add_generation_prompt=opened
             )
         except Exception as error:  # a template is a stranger's program
             raise ValueError(
                 f"tokenizer.chat_template must render what user and assistant say in turn, got "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:160]}; set another"
             ) from None
+
+
+def _stopped_clock(date: datetime.date) -> str:
+    """Jinja that puts itself in the place of the template's clock; transformers lets only plain data in from outside."""
+    told = "".join(f"|replace({code!r}, {date.strftime(code)!r})" for code in _DATE_CODES)
+    # The empty output keeps a line end that the template may begin with.
+    return f"{{% macro {CLOCK}(format) %}}{{{{ format{told} }}}}{{% endmacro %}}{{{{ '' }}}}"
+
+
+_DATE_CODES = [f"%{flag}{letter}" for letter in "YymBbdejAauwHIMSpUWVGFDTcxX" for flag in ("", "-")]
 
 
 @dataclass(frozen=True)
@@ -192,11 +203,10 @@ class ChatFormat:
         if not self.stop_ids:
             raise ValueError("tokenizer.eos_token_id must be set, got None; a response could never end")
         self.end_id: int = self.stop_ids[0] if self._end.stop is None else self._end.stop
-        # Template text is encoded behind a token, never alone: SentencePiece puts a space before the start of a text.
         self._start = _start_of(tokenizer, [*([] if eos is None else [eos]), self.end_id, *self._known.values()])
         header = self._template.after
-        self._header = header[max((header.rfind(text) for text in self._known), default=0) :] if header else ""
-        self.asks_the_clock = CLOCK in str(tokenizer.chat_template)
+        self._header = self._start + header[max([0, *(header.rfind(text) for text in self._known)]) :]
+        self.asks_the_clock = CLOCK in tokenizer.get_chat_template()
         self.thinking = next((o for o, c in THOUGHTS if header.rfind(o) > header.rfind(c)), "")
         special = [text for text in getattr(tokenizer, "all_special_tokens", []) if text]
         marks = [text for text in self._known if text in self._template.written and not text.strip()[0].isalnum()]
@@ -207,8 +217,12 @@ class ChatFormat:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _encode_behind(self, before: str, text: str) -> list[int]:
-        """Ids of a text that stands behind another one, without those of the other."""
-        for stem in (before, self._start):
+        """Ids of a text that stands behind another one, without those of the other.
+
+        Encoded alone it would not be the same: SentencePiece writes a space before the start of a text, of some models
+        also behind every special token, and a special token may take the blanks behind it.
+        """
+        for stem in (before, f"{self._start}a"):  # where the two would grow together into one token: behind a word
             ids, whole = self.encode(stem), self.encode(stem + text)
             if whole[: len(ids)] == ids:
                 return whole[len(ids) :]
@@ -227,7 +241,7 @@ class ChatFormat:
 
     def reply(self, text: str) -> list[int]:
         """Ids of a response as the policy should emit it, its end token included (for supervised learning)."""
-        ids = self._encode_behind(self._start + self._header, self._template.lead + self._plain(text))
+        ids = self._encode_behind(self._header, self._template.lead + self._plain(text))
         ends = [i for i, _ in self._end.own]
         return [*ids, *(ends[: ends.index(self.end_id)] if self.end_id in ends else []), self.end_id]
 
@@ -238,7 +252,7 @@ class ChatFormat:
         """
         rest = self._template.between[self._written(last) :] + self._plain(text) + self._template.after
         said = None if last is None else self.tokenizer.convert_ids_to_tokens(last)
-        return self._encode_behind(said if said in self._known else self._start, rest)
+        return self._encode_behind(said if said in self._known else f"{self._start}a", rest)
 
     def _written(self, last: int | None) -> int:
         """How many characters of `between` a response that ended on `last` stands for."""
