@@ -22,22 +22,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.comparison import check_worlds, compare, other_settings, read_result, told
-from experiments.evaluated_model import Evaluation, asked_of
-from experiments.samples import SampleFile, row_of, sample_path, summarise, unsolved
-from hsg import stopping
-from hsg.arguments import Parser, refuse
-from hsg.build import make_policy
-from hsg.checks import require
-from hsg.config import Config
-from hsg.configfile import load_config
-from hsg.distributed import Distributed
-from hsg.evaluation import evaluation_tasks, given_strategies, play_once
-from hsg.files import write_whole
-from hsg.models import load_tokenizer
+from hsg.config.arguments import Parser, refuse
+from hsg.config.checks import require
+from hsg.config.loading import load_config
+from hsg.config.options import Config
+from hsg.experiments.evaluating.comparison import check_worlds, compare, other_settings, read_result, told
+from hsg.experiments.evaluating.evaluated_model import Evaluation, asked_of
+from hsg.experiments.evaluating.samples import SampleFile, row_of, sample_path, summarise, unsolved
+from hsg.measure.evaluation import evaluation_tasks, given_strategies, play_once
+from hsg.model.models import load_tokenizer
+from hsg.model.policy import Policy
 from hsg.protocol import Task, TaskSet
-from hsg.rollout import Policy
-from hsg.taskfile import write_task_file
+from hsg.ranks import stopping
+from hsg.ranks.distributed import Distributed
+from hsg.run.build import make_policy
+from hsg.run.files import write_whole
+from hsg.run.taskfile import write_task_file
 
 
 def evaluate_split(
@@ -267,7 +267,7 @@ def ask(options: Namespace) -> tuple[Evaluation, Evaluation | None, dict[str, di
 
 def run(options: Namespace) -> None:
     """Evaluate, compare, print, write."""
-    import environments
+    from hsg import environments
 
     distributed = Distributed()
     try:

@@ -23,17 +23,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hsg.arguments import Parser
+from hsg.config.arguments import Parser
 
 if TYPE_CHECKING:
-    from experiments.resume import Resumed
-    from hsg.config import Config
-    from hsg.distributed import Distributed
+    from hsg.config.options import Config
+    from hsg.experiments.reading.resume import Resumed
     from hsg.protocol import TaskSet
+    from hsg.ranks.distributed import Distributed
     from hsg.trainer import Trainer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
-OURS = ("hsg", "environments", "experiments", "__main__")
+OURS = ("hsg", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
@@ -59,8 +59,8 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
     """The whole run. Returns its folder (on the main process)."""
     import torch
 
-    from experiments.resume import find_run, read_config
-    from hsg.distributed import Distributed
+    from hsg.experiments.reading.resume import find_run, read_config
+    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
     distributed = Distributed(config.distributed)
@@ -96,10 +96,10 @@ def opened(
     config: Config, distributed: Distributed, name: str, resumed: Resumed | None = None, *, logged: bool = True
 ) -> Iterator[tuple[TaskSet, Trainer]]:
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
-    import environments
-    from experiments.resume import same_date
-    from hsg.configfile import unused_options
-    from hsg.tracking import RunFolder
+    from hsg import environments
+    from hsg.config.loading import unused_options
+    from hsg.experiments.reading.resume import same_date
+    from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
     with ExitStack() as stack:
@@ -134,8 +134,8 @@ def opened(
 
 def report(config: Any, run: Any) -> Path:
     """Curves and a table of the evaluations; then nothing is left to do, and the run folder says so."""
-    from experiments.curves import read_lines, write_curves
-    from hsg.configfile import to_dict
+    from hsg.config.loading import to_dict
+    from hsg.experiments.reading.curves import read_lines, write_curves
 
     curves = write_curves([run.path], run.path / "curves.png")
     print_table([r for r in read_lines(run.path, "eval.jsonl") if r["label"] != "training"], run.path, curves)
@@ -145,11 +145,11 @@ def report(config: Any, run: Any) -> Path:
 
 def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
-    from hsg.build import training_tasks
-    from hsg.evaluation import evaluation_tasks
-    from hsg.lora import check_peft
-    from hsg.models import load_tokenizer, resolve_model
-    from hsg.prompts import Prompts
+    from hsg.measure.evaluation import evaluation_tasks
+    from hsg.model.lora import check_peft
+    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.run.build import training_tasks
+    from hsg.text.prompts import Prompts
 
     training_tasks(config, task_set)
     check_peft(config.model.lora)
@@ -185,11 +185,11 @@ def check_writable(key: str, folder: str) -> None:
 
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
-    from experiments.demonstrations import digest
-    from experiments.report import cached_report, print_report
-    from experiments.warmstart import describe, settings_that_matter, warm_start, warning
-    from hsg.configfile import to_dict
-    from hsg.locks import locked
+    from hsg.config.loading import to_dict
+    from hsg.experiments.imitation.demonstrations import digest
+    from hsg.experiments.imitation.report import cached_report, print_report
+    from hsg.experiments.warmstart import describe, settings_that_matter, warm_start, warning
+    from hsg.run.locks import locked
 
     if config.model.path != "nano":
         return config.model.path
@@ -210,9 +210,9 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
 
 def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int) -> None:
     """What the config asks to be measured after the last iteration."""
-    from experiments.warmstart import continue_training
-    from hsg.build import make_policy
-    from hsg.evaluation import evaluate, evaluation_tasks
+    from hsg.experiments.warmstart import continue_training
+    from hsg.measure.evaluation import evaluate, evaluation_tasks
+    from hsg.run.build import make_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")
@@ -253,7 +253,7 @@ def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 1 the run itself failed, 143 or 130 stopped by SIGTERM or SIGINT."""
-    from hsg import stopping
+    from hsg.ranks import stopping
 
     with stopping.handlers():
         try:

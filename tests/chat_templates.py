@@ -75,7 +75,7 @@ class Format:
     @property
     def template(self) -> str:
         """Jinja."""
-        start = " ~ ".join([f"strftime_now('%d %b %Y')" if part == DATE else repr(part) for part in _cut(self.start)])
+        start = " ~ ".join(["strftime_now('%d %b %Y')" if part == DATE else repr(part) for part in _cut(self.start)])
         text = "message.content" if not self.in_parts else "message.content[0].text"
         said = f"({text} | trim)" if self.trims else text
         replied = f"{said}.split('</think>')[-1]" if self.forgets else said

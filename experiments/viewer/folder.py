@@ -6,7 +6,7 @@
 
 Whatever a file holds is read: half a last line, unknown fields, a null outcome, methods without strategies.  What cannot
 be read, and what is no file of a run, is left out and told in `notes`.  Deliberately absent: recomputing anything
-(tests/test_run_folder.py does).
+(tests/run/test_run_folder.py does).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hsg.configfile import read_yaml
-from hsg.records import TOKEN_FIELDS
-from hsg.tracking import RECORD
+from hsg.config.loading import read_yaml
+from hsg.run.records import TOKEN_FIELDS
+from hsg.run.tracking import RECORD
 
 COLUMNS = ("n", "m", "outcome", "score", "success", "stop", "turns", "flagged", "advantage")
 """What the index holds of each trajectory, as parallel lists; `stop` is an index into `stops`."""
