@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 Kind = Literal["bytes", "first", "always", "never", "prepend"]
+Note = Literal["", "other end", "extra end", "thought", "blank before the end", "blank of the header"]
 SAYINGS = [
     "Find the key. You are in the hall. Ways: attic, cellar. <strategy>Search the attic first.</strategy>",
     "The trunk is empty. 2 <action>open trunk</action> system user assistant User: Assistant: Today Date",
@@ -37,7 +38,7 @@ class Format:
     end           what a response ends on as it should
     trims         the template strips texts; `strict`: turns must alternate; `refuses_system`: no system turn;
     in_parts      a text must come as a list of parts; `forgets`: thoughts of earlier replies are left out
-    note          what of a row differs from one render, as docs/models.md has it
+    note          what of a row differs from one render, as docs/templates.md has it
     """
 
     name: str
@@ -57,7 +58,7 @@ class Format:
     refuses_system: bool = False
     in_parts: bool = False
     forgets: bool = False
-    note: Literal["", "other end", "extra end", "thought"] = ""
+    note: Note = ""
 
     @property
     def response_end(self) -> str:
@@ -154,6 +155,8 @@ FORMATS: tuple[Format, ...] = (
     _chatml("qwen2.5", start=_SYSTEM),
     _chatml("qwen2.5-base", eos="<|endoftext|>", start=_SYSTEM),
     _chatml("qwen3", forgets=True),
+    _chatml("qwen3-thinking", header="<|im_start|>assistant\n<think>\n", forgets=True, note="thought"),
+    _chatml("lfm2", start="<|startoftext|>", tokens="<|startoftext|> <|endoftext|> <|im_start|> <|im_end|>"),
     _chatml("smollm2", start=_SYSTEM),
     _chatml("smollm3", start="<|im_start|>system\nToday Date: {date}\nReasoning: on<|im_end|>\n"),
     _chatml("olmo3", eos="<|endoftext|>", declared="<|im_end|>", start=_SYSTEM),
@@ -161,7 +164,7 @@ FORMATS: tuple[Format, ...] = (
     _chatml("yi", kind="never", trims=False, tokens="<|endoftext|> <|im_start|> <|im_end|>"),
     _chatml("smolvlm", in_parts=True),
     Format("llama2", ("<s>[INST] ", " [/INST]"), (" ", " </s>"), "<s> </s>", "</s>", header="", kind="prepend", trims=True,
-           strict=True),
+           strict=True, note="blank before the end"),
     Format("llama3.1", ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
            ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
            "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>", "<|eot_id|>",
@@ -189,6 +192,9 @@ FORMATS: tuple[Format, ...] = (
            "<|endoftext|> <|im_start|> <|im_sep|> <|im_end|>", "<|im_end|>"),
     Format("glm-4", ("<|user|>\n", ""), ("<|assistant|>\n", ""), "<|endoftext|> [gMASK] <sop> <|user|> <|assistant|> <|observation|>",
            "<|endoftext|>", "<|user|>", start="[gMASK]<sop>", header="<|assistant|>", declared="<|user|> <|observation|>"),
+    Format("glm-4.5", ("<|user|>\n", ""), ("<|assistant|>\n<think></think>\n", ""), "<|endoftext|> [gMASK] <sop> <|user|> "
+           "<|assistant|> <|observation|> <think> </think>", "<|endoftext|>", "<|user|>", start="[gMASK]<sop>",
+           header="<|assistant|>", declared="<|user|> <|observation|>", forgets=True),
     Format("gpt-oss", ("<|start|>user<|message|>", "<|end|>"), ("<|start|>assistant<|channel|>final<|message|>", "<|end|>"),
            "<|startoftext|> <|endoftext|> <|return|> <|call|> <|start|> <|message|> <|channel|> <|end|>", "<|return|>",
            start="<|start|>system<|message|>Today Date: {date}<|end|>", last="<|return|>", header="<|start|>assistant",
@@ -227,9 +233,9 @@ FORMATS: tuple[Format, ...] = (
     Format("falcon3", ("<|user|>\n", "\n"), ("<|assistant|>\n", "<|endoftext|>\n"), "<|endoftext|>", "<|endoftext|>",
            last="<|endoftext|>"),
     Format("nemotron-mini", ("<extra_id_1>User\n", "\n"), ("<extra_id_1>Assistant\n", "\n"), "<s> </s> <extra_id_0> <extra_id_1>",
-           "</s>", "<extra_id_1>", start="<extra_id_0>System\n\n", kind="always", trims=True),
+           "</s>", "<extra_id_1>", start="<extra_id_0>System\n\n", kind="always", trims=True, note="blank before the end"),
     Format("ernie4.5", ("User: ", "\n"), ("Assistant: ", "<|end_of_sentence|>"), "<s> </s> <|begin_of_sentence|> <|end_of_sentence|>",
-           "</s>", "<|end_of_sentence|>", start="<|begin_of_sentence|>", kind="first"),
+           "</s>", "<|end_of_sentence|>", start="<|begin_of_sentence|>", kind="first", note="blank of the header"),
     Format("hunyuan", ("<｜hy_User｜>", ""), ("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
            "<｜hy_begin▁of▁sentence｜> <｜hy_User｜> <｜hy_Assistant｜> <｜hy_place▁holder▁no▁2｜>", "<｜hy_place▁holder▁no▁2｜>",
            start="<｜hy_begin▁of▁sentence｜>"),

@@ -16,7 +16,7 @@ that it ended on, so that the concatenation equals one full render of the same m
     <|user|> ...                 <|user|>                  ...                   (GLM: the next role's mark is the end)
     <|end|> ...                  <|return|>                ...                   (gpt-oss: in the last turn written so)
 
-Byte for byte where the template does not rewrite the past: docs/models.md says what each one does to it.
+Byte for byte where the template does not rewrite the past: docs/templates.md says what each one does to it.
 Deliberately absent: decoding and encoding again of anything sampled; comparing ids with pad or eos to find masks
 (they are known by position); a second system prompt.
 """
