@@ -123,12 +123,17 @@ def _backend(kind: Kind) -> str:
         else:
             backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
         strip = [] if kind == "never" else [decoders.Strip(" ", 1, 0)]
-        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
         alphabet = [chr(i) for i in range(32, 127)] + ["\n", "▁"]
     special = [] if kind == "bytes" else [f"<0x{i:02X}>" for i in range(256)]
     words = [w for text in SAYINGS for w in text.split()]
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + len(special) + 60, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+        vocab_size=len(alphabet) + len(special) + 60,
+        initial_alphabet=alphabet,
+        special_tokens=special,
+        show_progress=False,
     )
     backend.train_from_iterator(words, trainer)
     return _without_added(backend.to_str())
@@ -146,7 +151,12 @@ def _without_added(text: str) -> str:
 def _chatml(name: str, eos: str = "<|im_end|>", **more: Any) -> Format:
     more = {"tokens": "<|endoftext|> <|im_start|> <|im_end|>", **more}
     return Format(
-        name, ("<|im_start|>user\n", "<|im_end|>\n"), ("<|im_start|>assistant\n", "<|im_end|>\n"), eos=eos, end="<|im_end|>", **more
+        name,
+        ("<|im_start|>user\n", "<|im_end|>\n"),
+        ("<|im_start|>assistant\n", "<|im_end|>\n"),
+        eos=eos,
+        end="<|im_end|>",
+        **more,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import VOCABULARY, tiny_model
-from transformers import Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hsg.batch import Row, collate
@@ -24,6 +24,7 @@ from hsg.model.models import score
 from hsg.run.build import make_policy
 from hsg.text.chat import Conversation
 from hsg.text.markers import SegmentEnd
+from hsg.text.prompts import Prompts
 from hsg.types import ACTION
 
 KINDS = ("qwen2", "llama", "gpt2")
@@ -249,6 +250,28 @@ class ScriptedModel(Qwen2ForCausalLM):
         wanted = torch.tensor([self.script[p] for p in position_ids[:, logits_to_keep].flatten().tolist()])
         logits = torch.full((wanted.numel(), VOCABULARY), -1e4).scatter(1, wanted[:, None], 0.0)
         return CausalLMOutputWithPast(logits=logits.view(len(input_ids), -1, VOCABULARY))
+
+
+def test_template_end_that_no_config_declares_ends_a_reply(guesser_folder: Path, tmp_path: Path) -> None:
+    """M4: a base model's eos ends texts, and the template put on it ends turns with another token."""
+    shutil.copytree(guesser_folder, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(guesser_folder)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path / "base")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((tmp_path / "base" / name).read_text())
+        settings["eos_token_id"] = tokenizer.eos_token_id
+        (tmp_path / "base" / name).write_text(json.dumps(settings))
+    policy = make_policy(Config(), tmp_path / "base", "cpu")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert policy.chat.stop_ids == (tokenizer.eos_token_id, end)
+    assert policy.model.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    prompt = policy.chat.prompt(Prompts.make("terse").first_action("Guess. It is high up.", "try 3"))
+    decoder = Decoder(policy.model, policy.chat.stop_ids, [prompt])
+    (said,) = decoder.sample([0], temperatures=[0.0], generators=[make_generator(0)], max_new_tokens=[20])
+    assert said.closed
+    assert said.ids[-1] == end
+    assert len(said.ids) < 20
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -33,9 +33,7 @@ def rendered(tokenizer: Any, form: Format, texts: list[str]) -> list[int]:
         for i, t in enumerate(texts)
     ]
     stopped = form.template.replace("strftime_now('%d %b %Y')", "'04 Mar 2026'")
-    text = tokenizer.apply_chat_template(
-        messages, chat_template=stopped, tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template(messages, chat_template=stopped, tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -56,9 +54,7 @@ def expected(tokenizer: Any, form: Format, texts: list[str]) -> list[int]:
     if form.note != "thought":
         return ids
     # The header opened a thought, and the template writes earlier replies without: ours stay as they were asked for.
-    mark, header = (
-        tokenizer.encode(text, add_special_tokens=False) for text in (form.reply[0], form.header or "")
-    )
+    mark, header = (tokenizer.encode(text, add_special_tokens=False) for text in (form.reply[0], form.header or ""))
     places = [i for i in range(len(ids)) if ids[i : i + len(mark)] == mark]
     for at in reversed(places[:-1]):
         ids[at : at + len(mark)] = header
@@ -128,7 +124,9 @@ def test_what_is_taught_is_what_the_template_writes(form: Format) -> None:
     elif form.note == "other end":
         told = told.replace("<|return|>", "<|end|>")
     elif form.note == "blank before the end":
-        told, whole = (without_blanks(tokenizer, tokenizer.encode(t, add_special_tokens=False), form) for t in (told, whole))
+        told, whole = (
+            without_blanks(tokenizer, tokenizer.encode(t, add_special_tokens=False), form) for t in (told, whole)
+        )
     if mark:
         whole = whole.replace(form.reply[0], form.opened)
     assert told == whole
@@ -233,7 +231,9 @@ def test_the_clock_stands_still(form: Format, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
     message = [{"role": "user", "content": "x"}]
-    assert tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) != tokenizer.decode(prompt)
+    assert tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) != tokenizer.decode(
+        prompt
+    )
     assert unsaid.prompt("x") == prompt
     assert ChatFormat(tokenizer, date=DATE).prompt("x") == chat.prompt("x")
 

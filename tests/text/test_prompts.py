@@ -48,6 +48,18 @@ def test_parse_judgment(text, num_turns, expected):
     assert parse_judgment(text, num_turns) == expected
 
 
+def test_a_judgment_or_strategy_in_a_thought_counts_for_nothing():
+    """M8: flags from a thought that was cut off would be penalties for turns that nobody found wasted."""
+    for opened in ("<think>Maybe ", "[THINK]"):
+        assert parse_judgment(f"{opened}<judgment>[2]</judgment> is wrong, since", 6) is None
+        assert parse_strategy(f"{opened}<strategy>a</strategy> is wrong, since") is None
+    assert parse_judgment("<think><judgment>[2]</judgment></think><judgment>[3]</judgment>", 6) == (2,)
+    assert parse_judgment("<judgment>[2]</judgment>", 6, thinking="<think>") is None
+    assert parse_judgment("<judgment>[2]</judgment></think><judgment>[]</judgment>", 6, thinking="<think>") == ()
+    assert parse_strategy("<strategy>a</strategy>", thinking="<think>") is None
+    assert parse_strategy("<strategy>a</strategy></think><strategy>b</strategy>", thinking="<think>") == "b"
+
+
 def test_actions_and_strategies_take_the_last_complete_block_and_never_an_empty_one():
     assert parse_action("<action>look</action>") == "look"
     assert parse_action("I could <action>wait</action> but <action> go\nattic </action>!") == "go\nattic"
