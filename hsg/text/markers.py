@@ -28,6 +28,8 @@ from hsg.config.checks import require
 THOUGHTS: tuple[tuple[str, str], ...] = (
     ("<think>", "</think>"),  # DeepSeek R1, Qwen 3, SmolLM 3, GLM 4.5, Hunyuan, Phi 4 reasoning, Nemotron
     ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),  # taught by many recipes
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
     ("<thought>", "</thought>"),  # EXAONE Deep
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
     ("[THINK]", "[/THINK]"),  # Magistral

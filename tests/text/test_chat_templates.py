@@ -75,7 +75,7 @@ def test_a_reply_cut_off_is_closed_as_the_template_closes_it(form: Format) -> No
         row += ids + chat.next_user(user, ids[-1])
     texts = [USERS[0], REPLIES[0], USERS[1], REPLIES[1], USERS[2]]
     assert tokenizer.decode(row) == tokenizer.decode(expected(tokenizer, form, texts))
-    if not form.note == "blank of the header":
+    if form.note != "blank of the header":
         assert row == expected(tokenizer, form, texts)
 
 
