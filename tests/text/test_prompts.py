@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hsg.config.loading import make_config
 from hsg.text.prompts import (
     STYLES,
     Prompts,
@@ -128,3 +129,10 @@ def test_a_stray_closing_tag_is_not_part_of_the_block() -> None:
     assert parse_judgment("<judgment>[1]</judgment> so </judgment>", 3) == (0,)
     assert parse_action("</action><action>look") is None
     assert parse_action("<action>a</action><action>b") == "a"
+
+
+def test_which_action_counts_is_a_matter_of_the_configuration() -> None:
+    text = "<action>3</action><action>5</action>"
+    assert Prompts.of(make_config({})).read(text).action == "5"
+    assert Prompts.of(make_config({"prompts": {"action_block": "first"}})).read(text).action == "3"
+    assert Prompts.of(make_config({})).read(text, thinking="<think>").action is None
