@@ -166,6 +166,7 @@ FORMATS: tuple[Format, ...] = (
     _chatml("qwen2.5-base", eos="<|endoftext|>", start=_SYSTEM),
     _chatml("qwen3", forgets=True),
     _chatml("qwen3-thinking", header="<|im_start|>assistant\n<think>\n", forgets=True, note="thought"),
+    _chatml("qwen3-no-thoughts", header="<|im_start|>assistant\n<think>\n\n</think>\n\n", forgets=True, note="thought"),
     _chatml("lfm2", start="<|startoftext|>", tokens="<|startoftext|> <|endoftext|> <|im_start|> <|im_end|>"),
     _chatml("smollm2", start=_SYSTEM),
     _chatml("smollm3", start="<|im_start|>system\nToday Date: {date}\nReasoning: on<|im_end|>\n"),
