@@ -55,8 +55,8 @@ def asked_of(given: str, options: Namespace, out: Path | None) -> Evaluation:
     if options.config is None and own_config is not None:
         _check_whole(own_config)
     path = options.config or own_config
-    config = _dated(load_config(path, overrides_of(options, path)), model)
-    identity = identity_of(model)
+    config, identity = load_config(path, overrides_of(options, path)), identity_of(model)
+    config = _dated(config, model)
     splits = list(dict.fromkeys(options.split or [config.evaluation.split]))
     settings = {split: settings_of(config, model, identity, split, options.strategies) for split in splits}
     outs = {
@@ -70,7 +70,10 @@ def _dated(config: Config, model: str) -> Config:
     """With today's date where the chat template writes it into its prompts: samples of two days are not of one kind."""
     if config.prompts.date is not None or "gguf_file" in resolve_model(model)[1]:  # a wheel's template asks no clock
         return config
-    tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+    try:
+        tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+    except ValueError:
+        return config  # refused where the model is loaded, in its turn: what costs less is checked before
     if CLOCK not in str(tokenizer.chat_template):
         return config
     return replace(config, prompts=replace(config.prompts, date=datetime.date.today().isoformat()))
