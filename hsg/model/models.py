@@ -128,7 +128,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
-def load_policy(
+def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -371,7 +371,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
-    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
     with _restated(path, "model.encoder"):
