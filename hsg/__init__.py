@@ -37,7 +37,6 @@ _GROUPS = {
         "hsg.model.models": "load_encoder",
         "hsg.strategy.selector": "farthest_point_indices",
         "hsg.strategy.reflection": "ReflectionBuffers attempt_of",
-        "hsg.types": "Attempt",
     },
     "Credit": {
         "hsg.credit": "assign_credit",
@@ -46,7 +45,6 @@ _GROUPS = {
     },
     "Update": {
         "hsg.batch": "build_rows Row collate",
-        "hsg.types": "STRATEGY ACTION",
         "hsg.model.models": "score",
         "hsg.losses": "policy_loss",
     },
@@ -56,6 +54,10 @@ _GROUPS = {
         "hsg.measure.pass_at_k": "pass_at_k",
         "hsg.experiments.reading.curves": "read_lines",
         "hsg.planning.architecture": "read_architecture",
+    },
+    "Records": {
+        "hsg.types": "Strategy Turn Trajectory Attempt Batch STRATEGY ACTION",
+        "hsg.model.policy": "Policy",
     },
 }
 _HOMES = {name: home for homes in _GROUPS.values() for home, names in homes.items() for name in names.split()}
@@ -90,6 +92,7 @@ if TYPE_CHECKING:  # the same once more, for editors and mypy; a test compares
     from hsg.measure.pass_at_k import pass_at_k as pass_at_k
     from hsg.model.models import load_encoder as load_encoder
     from hsg.model.models import score as score
+    from hsg.model.policy import Policy as Policy
     from hsg.planning.architecture import read_architecture as read_architecture
     from hsg.play.curriculum import iteration_tasks as iteration_tasks
     from hsg.play.curriculum import make_requests as make_requests
@@ -118,6 +121,10 @@ if TYPE_CHECKING:  # the same once more, for editors and mypy; a test compares
     from hsg.types import ACTION as ACTION
     from hsg.types import STRATEGY as STRATEGY
     from hsg.types import Attempt as Attempt
+    from hsg.types import Batch as Batch
+    from hsg.types import Strategy as Strategy
+    from hsg.types import Trajectory as Trajectory
+    from hsg.types import Turn as Turn
 else:  # mypy would take any name of a module with a __getattr__
 
     def __getattr__(name: str) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,20 +20,10 @@ from hsg.experiments.upkeep import api
 
 ROOT = Path(__file__).resolve().parents[1]
 FACE = ROOT / "hsg" / "__init__.py"
-LIGHT = (
-    "__version__",
-    *[
-        "Environment",
-        "TaskSet",
-        "Task",
-        "StepResult",
-        "Demonstration",
-        "EnvironmentFault",
-        "check_environment",
-        "environments",
-    ],
-    *["Config", "Prompts", "parse_judgment", "pass_at_k", "train", "read_architecture"],
-)
+LIGHT = [
+    *("__version__", "Config", "Prompts", "parse_judgment", "pass_at_k", "train", "read_architecture"),
+    *(name for listed in hsg._GROUPS["Write an environment"].values() for name in listed.split()),
+]
 """Names that compute nothing with tensors when they are imported."""
 
 
@@ -103,7 +95,7 @@ def test_only_what_computes_loads_torch():
     code = "import sys, hsg\nfor name in {names}:\n    getattr(hsg, name)\nprint({heavy} & set(sys.modules))"
     heavy = {"torch", "transformers", "numpy", "faiss", "yaml"}
     assert fresh(code.format(names=["__version__"], heavy=heavy | {"hsg.protocol", "difflib"})) == "set()"
-    assert fresh(code.format(names=list(LIGHT), heavy=heavy)) == "set()"
+    assert fresh(code.format(names=LIGHT, heavy=heavy)) == "set()"
     assert fresh("from hsg import environments, Task; import sys; print('torch' in sys.modules)") == "False"
     assert "torch" in fresh(code.format(names=["policy_loss"], heavy=heavy))  # what the others would look like
 
@@ -123,15 +115,14 @@ def test_an_unknown_name_is_answered_with_near_ones(name: str, message: str):
     assert str(caught.value) == message
 
 
-def test_mypy_refuses_an_unknown_name(tmp_path: Path):
+def test_mypy_knows_the_names_and_no_other(tmp_path: Path):
     """A module with a __getattr__ in mypy's sight has every name."""
     from mypy import api as mypy
 
-    (tmp_path / "mine.py").write_text("from hsg import Task\nfrom hsg import Tsak\n", encoding="utf-8")
-    told, _, status = mypy.run(
-        [str(tmp_path / "mine.py"), "--config-file", str(ROOT / "pyproject.toml"), "--follow-imports", "silent",
-         "--cache-dir", str(tmp_path)]
-    )  # fmt: skip
+    mine = tmp_path / "mine.py"
+    mine.write_text("from hsg import Task\nfrom hsg import Tsak\n", encoding="utf-8")
+    alone = ["--follow-imports", "skip", "--cache-dir", str(tmp_path)]  # torch's types take half a minute to read
+    told, _, status = mypy.run([str(mine), str(FACE), "--config-file", str(ROOT / "pyproject.toml"), *alone])
     assert status == 1
     assert re.findall(r'mine\.py:(\d+): error: Module "hsg" has no attribute "(\w+)"', told) == [("2", "Tsak")]
 
@@ -188,6 +179,27 @@ def test_imports_from_inside_are_found(code: str, found: list[str]):
     assert not_from_the_face(code) == found
 
 
+def blocks_of(*documents: Path) -> list[Any]:
+    """The python blocks of documents, each a whole script."""
+    found = []
+    for path in documents:
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)):
+            found.append(pytest.param(code, id=f"{path.stem}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("code", blocks_of(*sorted((ROOT / "docs").glob("*.md"))))
+def test_python_in_documents_runs_and_prints_what_it_says(code: str, tmp_path: Path):
+    """`print(...)  # WORDS` prints these words. That of CONTRIBUTING.md is a fragment: tests/test_readme.py."""
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == re.findall(r"(?m)^\s*print\(.*\)  # (.*)$", code)
+
+
 def test_prose_names_the_face():
     """`hsg.NAME` in the text of documents and notebooks is a name of the face, or a module that can be run or read."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
@@ -228,7 +240,7 @@ class Point:
     """
 
     x: int
-    y: list[int] = field(default_factory=list)
+    y: list[int] = field(default_factory=list)  # metres
 
     @property
     def far(self) -> bool:
@@ -263,6 +275,13 @@ def test_signatures_are_the_words_of_the_source(name: str, told: str):
     assert api.signature(node) == told
     if name == "f":
         assert api.signature(node, 20).splitlines()[:3] == ["f(", "    a,", "    /,"]
+
+
+def test_fields_keep_their_meanings():
+    point, _ = api.find(ast.parse(SOURCE), "Point")
+    assert isinstance(point, ast.ClassDef)
+    told = ["Point(", "    x: int,", "    y: list[int] = list(),  # metres", ")"]
+    assert api.signature(point, source=SOURCE).splitlines() == told
 
 
 def test_methods_and_constants_are_told():

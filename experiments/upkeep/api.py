@@ -43,14 +43,16 @@ def page() -> str:
         *_wrapped(
             "Written by `make docs` from signatures and docstrings; a test keeps it true. Every name is imported as "
             "`from hsg import NAME`, and loaded only then. Axis letters: P tasks, C candidates, N strategies, M rollouts of "
-            "each, G members of a group, K turns, B rows, T tokens, V vocabulary, D embedding. What passes between them "
-            "(strategies, turns, trajectories, batches) are the records of [hsg/types.py](../hsg/types.py)."
+            "each, G members of a group, K turns, B rows, T tokens, V vocabulary, D embedding. What functions "
+            "pass to each other are the [records](#records); those that are not on this page stand in "
+            "[hsg/types.py](../hsg/types.py)."
         ),
         "",
     ]
     for title, homes in hsg._GROUPS.items():
-        names = [name for listed in homes.values() for name in listed.split()]
-        lines.append(f"- [{title}](#{title.lower().replace(' ', '-')}): {', '.join(f'`{name}`' for name in names)}")
+        names = [name for told in homes.values() for name in told.split()]
+        listed = ", ".join(f"`{name}`" for name in names)
+        lines += _wrapped(f"- [{title}](#{title.lower().replace(' ', '-')}): {listed}", indent="  ")
     for title, homes in hsg._GROUPS.items():
         lines += ["", f"## {title}"]
         for home, listed in homes.items():
@@ -63,13 +65,16 @@ def _entry(home: str, name: str) -> Iterator[str]:
     """The lines of one name: heading, signature, words, methods."""
     module = importlib.import_module(f"hsg.{name}" if home == "hsg" else home)
     source = Path(inspect.getsourcefile(module) or "").resolve().relative_to(ROOT).as_posix()
-    tree = ast.parse(inspect.getsource(module))
+    written = inspect.getsource(module)
+    tree = ast.parse(written)
     node, doc = (tree, ast.get_docstring(tree)) if home == "hsg" else find(tree, name)
     yield f"### `{name}`"
     yield ""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        told = signature(node)
+        told = signature(node, source=written)
         yield from ("```", *told.splitlines(), "```", "")
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        yield from ("```", *(ast.get_source_segment(written, node) or "").splitlines(), "```", "")
     first, *others = re.split(r"\n\s*\n", doc or "")
     yield from _wrapped(f"{' '.join(first.split())} ([{source}](../{source}))")
     for paragraph in others:
@@ -95,8 +100,12 @@ def find(tree: ast.Module, name: str) -> tuple[ast.stmt, str]:
     raise ValueError(f"{name} must be defined in its module, got none; mend hsg/__init__.py")
 
 
-def signature(node: Function | ast.ClassDef, width: float = WIDTH) -> str:
-    """As it is called; over `width` with a parameter on each line. Of a class: its constructor's or its fields."""
+def signature(node: Function | ast.ClassDef, width: float = WIDTH, source: str = "") -> str:
+    """As it is called; over `width` with a parameter on each line. Of a class: its constructor's or its fields.
+
+    source  where the node comes from: fields whose line says what they mean keep these words
+    """
+    meanings: list[str] = []
     if isinstance(node, ast.ClassDef):
         made = next((m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"), None)
         is_record = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
@@ -105,7 +114,9 @@ def signature(node: Function | ast.ClassDef, width: float = WIDTH) -> str:
         elif is_record:
             fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
             parameters, returned = [_field(field) for field in fields], ""
-            parameters = parameters if len(parameters) <= MAX_FIELDS else ["..."]
+            meanings = [_meaning(field, source) for field in fields]
+            if len(fields) > MAX_FIELDS:
+                parameters, meanings = ["..."], []
         else:
             bases = ", ".join(map(ast.unparse, node.bases))
             return f"class {node.name}({bases})" if bases else f"class {node.name}"
@@ -116,9 +127,11 @@ def signature(node: Function | ast.ClassDef, width: float = WIDTH) -> str:
         if parameters and parameters[0] in ("self", "cls"):
             parameters = parameters[1:]
     line = f"{node.name}({', '.join(parameters)}){returned}"
-    if len(line) <= width:
+    if len(line) <= width and not any(meanings):
         return line
-    return "\n".join([f"{node.name}(", *(f"    {parameter}," for parameter in parameters), f"){returned}"])
+    meanings = meanings or [""] * len(parameters)
+    listed = [f"    {parameter},{meaning}" for parameter, meaning in zip(parameters, meanings, strict=True)]
+    return "\n".join([f"{node.name}(", *listed, f"){returned}"])
 
 
 def _parameters(node: Function) -> list[str]:
@@ -150,6 +163,12 @@ def _field(field: ast.AnnAssign) -> str:
     else:
         told = None if value is None else ast.unparse(value)
     return f"{ast.unparse(field.target)}: {ast.unparse(field.annotation)}" + (f" = {told}" if told else "")
+
+
+def _meaning(field: ast.AnnAssign, source: str) -> str:
+    """The comment behind a field, with the space before it; empty where there is none."""
+    comment = re.search(r"  # .*$", source.splitlines()[field.end_lineno - 1]) if source and field.end_lineno else None
+    return comment[0] if comment else ""
 
 
 def _methods(node: ast.AST) -> Iterator[str]:
