@@ -75,7 +75,8 @@ def test_readme_is_one_screen_and_one_page():
     assert [line for line in README.splitlines() if len(line) > 120] == []
     picture = ROOT / "docs" / "viewer.png"
     assert "](docs/viewer.png)" in README[:3000], "the picture stands on the first screen or just below"
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 250_000
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 250_000
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if path.name in ("README.md", "commands.md")], ids=str)
@@ -116,7 +117,8 @@ def test_twelve_lines_train_on_an_environment(tmp_path, monkeypatch, guesser_fol
     assert len(metrics) == names["config"].train.iterations
     assert any(line["update/grad_norm"] > 0 for line in metrics)
     said = check_environment(names["Numbers"]())  # README shows what it says
-    assert len(said) == 1 and said[0].startswith("splits: an unknown split must raise a ValueError")
+    assert len(said) == 1
+    assert said[0].startswith("splits: an unknown split must raise a ValueError")
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "Makefile"])

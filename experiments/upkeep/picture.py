@@ -3,8 +3,8 @@
     make picture                    trains the toy world (four minutes) and writes docs/viewer.png
     python -m hsg.experiments.upkeep.picture runs/NAME --out picture.png
 
-What is shown is chosen by a rule, not by hand: of the late tasks the one whose strategies were worth the most different
-returns, and there a rollout of the best strategy.  Bad input and a missing Chromium are one line, exit status 2.
+What is shown is chosen by a rule, not by hand (`worth_showing`).  Bad input and a missing Chromium are one line, exit
+status 2.
 """
 
 from __future__ import annotations
@@ -18,36 +18,41 @@ from pathlib import Path
 from typing import Any
 
 from hsg.config.arguments import Parser, refuse
-from hsg.config.checks import require, require_folder_there
+from hsg.config.checks import require
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "viewer.png"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH, HEIGHT = 1440, 860
 COLOURS = 128  # of the palette: text stays sharp, and the file a third of its size
+FEWEST_WORDS = 5  # of a strategy that says something
 LATE = 0.5  # of the iterations: strategies and actions have learned something by then
 
 
 def worth_showing(index: dict[str, Any]) -> tuple[int, int, int]:
-    """(group, strategy, rollout) of a run's index: the most different strategies, under the best the most different rollouts.
+    """(group, strategy, rollout) of a run's index, of its late iterations.
 
-    Ties go to what has a flagged turn, then to the later group. ValueError where no late group has two strategies.
+    Of the tasks whose strategies are different sentences the one whose strategies were worth the most different returns; the
+    best strategy; under it the best rollout, if possible one with a flagged turn. Ties go to different rollouts, then to
+    such a turn, then to the later task. ValueError where no late task has two strategies.
     """
     columns, last = index["trajectories"], max((group["i"] for group in index["groups"]), default=0)
-    best: tuple[tuple[float, float, int], tuple[int, int, int]] | None = None
+    best: tuple[tuple[bool, float, bool, bool, int], tuple[int, int, int]] | None = None
     for number, group in enumerate(index["groups"]):
         returns = {s["n"]: s["return"] for s in group["strategies"] if s["return"] is not None}
         if group["i"] < LATE * last or len(returns) < 2:
             continue
         top = max(returns, key=lambda n: (returns[n], -n))
         places = [j for j in range(group["start"], group["start"] + group["count"]) if columns["n"][j] == top]
-        outcomes = [columns["outcome"][j] or 0.0 for j in places]
         if not places:
             continue
-        spread = round(max(returns.values()) - min(returns.values()), 6)
-        flags = sum(columns["flagged"][group["start"] : group["start"] + group["count"]])
-        shown = places[outcomes.index(max(outcomes))]
-        key = (spread, min(flags, 1) + max(outcomes) - min(outcomes), number)
+        outcome = {j: columns["outcome"][j] or 0.0 for j in places}
+        shown = max(places, key=lambda j: (bool(columns["flagged"][j] and outcome[j]), outcome[j]))
+        texts = [index["texts"][s["text"]] for s in group["strategies"]]
+        sentences = len(set(texts)) == len(texts) and all(len(text.split()) >= FEWEST_WORDS for text in texts)
+        spread = round(max(returns.values()) - min(returns.values()), 1)
+        learns = max(outcome.values()) > min(outcome.values())  # else its turns have no advantage
+        key = (sentences, spread, learns, bool(columns["flagged"][shown]), number)
         if best is None or key > best[0]:
             best = key, (number, top, columns["m"][shown])
     if best is None:
@@ -81,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from hsg.experiments.viewer.folder import read_run
 
         options = parser.parse_args(arguments)
-        require_folder_there(str(options.run), "RUN")
+        require(options.run.is_dir(), "RUN", "a run folder", str(options.run), "runs/ holds them")
         chromium = next((found for name in NAMES if (found := shutil.which(name))), None)
         require(chromium is not None, "Chromium", "installed", chromium, "on Debian: apt-get install chromium")
         assert chromium is not None
