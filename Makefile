@@ -154,7 +154,7 @@ view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the new
 
 picture: setup ## docs/viewer.png, the picture in README: a run in the toy world (or RUN=runs/NAME), seen by Chromium
 	@$(if $(RUN),,$(LAUNCH) experiments/run.py --config $(CONFIG_toy) --set run.name=picture --resume auto)
-	@$(BIN)/python -m hsg.experiments.upkeep.picture $(or $(RUN),runs/picture)
+	@$(BIN)/python -m hsg.experiments.viewer.picture $(or $(RUN),runs/picture)
 
 notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.notebooks $(ONE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_view import change, needs_chromium, write_run
 
-from hsg.experiments.upkeep.picture import HEIGHT, WIDTH, main, worth_showing
+from hsg.experiments.viewer.picture import HEIGHT, WIDTH, main, worth_showing
 
 
 def index_of(*groups: tuple[int, list[float], list[str], list[list[float]], set[tuple[int, int]]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The picture of the viewer in README, from a real run: the page of a run folder in a headless Chromium.
 
     make picture                    trains the toy world (four minutes) and writes docs/viewer.png
-    python -m hsg.experiments.upkeep.picture runs/NAME --out picture.png
+    python -m hsg.experiments.viewer.picture runs/NAME --out picture.png
 
 What is shown is chosen by a rule, not by hand (`worth_showing`).  Bad input and a missing Chromium are one line, exit
 status 2.
@@ -26,7 +26,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 WIDTH, HEIGHT = 1440, 860
 COLOURS = 128  # of the palette: text stays sharp, and the file a third of its size
 FEWEST_WORDS = 5  # of a strategy that says something
-LATE = 0.5  # of the iterations: strategies and actions have learned something by then
+LATE = 0.25  # of the iterations: strategies and actions have learned something by then
 
 
 def worth_showing(index: dict[str, Any]) -> tuple[int, int, int]:
@@ -82,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder with trajectories")
     parser.add_argument("--out", type=Path, default=OUT, help="the PNG file (docs/viewer.png)")
     try:
-        from hsg.experiments.view import write_page
         from hsg.experiments.viewer.folder import read_run
 
         options = parser.parse_args(arguments)
@@ -92,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assert chromium is not None
         group, strategy, rollout = worth_showing(read_run(options.run, "chunk", lambda *_: None))
         with tempfile.TemporaryDirectory(prefix="hsg-picture-") as folder:
-            page = write_page([options.run], Path(folder) / "view.html")
+            page = Path(folder) / "view.html"
+            view = [sys.executable, "-m", "hsg.experiments.view", str(options.run), "--out", str(page), "--no-open"]
+            subprocess.run(view, check=True, stdout=subprocess.DEVNULL)
             take(chromium, page, f"#tab=episodes&a=0&group={group}&n={strategy}&m={rollout}", options.out)
     except ValueError as error:
         return refuse(error)
