@@ -328,7 +328,7 @@ def test_config_is_frozen() -> None:
         ("rollout: {max_turns: 3}\nrollout: {streams: 1}\n", "rollout is given twice"),
         ("seed: 1\nseed: 2\n", "line 2 seed is given twice"),
         ("seed: " + "9" * 5000, "--config must be valid YAML"),
-        ("seed: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("seed: " + "[" * 20_000 + "]" * 20_000, "nested too deep"),
         ("environment: {name: toy, options: 5}\ntoy: {num_train: 9}\n", "environment.options must be a mapping, got 5"),
         ("prompts: {templates: {strategy: [a]}}", "prompts.templates.strategy must be a text, got ['a']"),
         ("prompts: {templates: {strategy: }}", "prompts.templates.strategy must be a text, got None"),
