@@ -36,6 +36,7 @@ from hsg.config.options import ModelConfig
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
 from hsg.engine.precision import autocast
+from hsg.model.composite import hub_class, processor_files, text_part
 from hsg.model.sharding import with_weights
 from hsg.types import Batch
 
@@ -149,7 +150,8 @@ def load_policy(
         of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
         config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
         _without_dropout(config)
-        model = AutoModelForCausalLM.from_pretrained(
+        whole = hub_class(config)  # of a composite checkpoint; AutoModelForCausalLM would drop its other parts
+        model = (whole or AutoModelForCausalLM).from_pretrained(
             name,
             config=config,
             dtype=torch.float64 if dtype == torch.float64 else torch.float32,
@@ -157,7 +159,10 @@ def load_policy(
             trust_remote_code=remote,
             **extra,
         )
-    _forget_quantisation(model)
+        _forget_quantisation(model)
+        model = text_part(model)
+        if whole is not None:
+            model.whole.files = processor_files(name)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
