@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view notebooks clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs view notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -121,11 +121,14 @@ bench: setup $(BENCH_MODEL) ## against TRL's GRPOTrainer: TURNS=8,16,32 NM=16,32
 bench-overhead: setup $(BENCH_MODEL) ## StraTA against our own GRPO: TURNS=8,16,32 REPS=3 SIZE=1m|135m
 	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m hsg.experiments.benchmarks.overhead --turns '$(TURNS)' --reps $(REPS) --size $(SIZE)
 
-test: lint ## lint, then the whole test suite
-	@$(BIN)/python -m pytest
+test: lint ## lint, then the test suite, with its 20 slowest tests (under 45 minutes on two cores)
+	@$(BIN)/python -m pytest -m "not long" --durations=20
+
+test-long: setup ## what takes longer: every test
+	@$(BIN)/python -m pytest --durations=20
 
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not long"
 
 test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
 	@$(BIN)/python -m pytest tests/ranks/test_distributed.py tests/experiments/test_resume.py
