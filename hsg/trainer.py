@@ -197,6 +197,7 @@ class Trainer:
         record = evaluate(*given, label=label, iteration=iteration, **options)
         if self.run is not None:
             self.run.evaluation(record)
+            self.console.evaluation(record)
         return record
 
     def save(self) -> None:

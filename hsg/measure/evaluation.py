@@ -14,13 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from hsg.config.options import Config
 from hsg.engine.generation import Cost
 from hsg.engine.seeds import derive_seed
 from hsg.measure.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.measure.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
+from hsg.measure.progress import progress
 from hsg.model.policy import Policy
 from hsg.play.episode import Episode, Request
 from hsg.protocol import Task, TaskSet
@@ -155,8 +154,7 @@ class _Portions:
         self.config, self.policy, self.tasks = config, policy, tasks
         self.keys: list[tuple[object, ...]] = [("evaluation", seed, task.id) for task in tasks]
         self.rollout = Rollout(config, policy, task_set)
-        hidden = True if config.log.quiet else None
-        self.bar = tqdm(total=len(tasks), desc=description, unit="episode", disable=hidden, leave=False)
+        self.bar = progress(len(tasks), description, "episode", quiet=config.log.quiet)
         self._before = 0
 
     def __enter__(self) -> _Portions:

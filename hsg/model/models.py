@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hsg.config.checks import require_folder_there
 from hsg.config.options import ModelConfig
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
@@ -86,6 +87,7 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
                 f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
             )
         return str(folder), {"use_safetensors": True}
+    require_folder_there(name, key)
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
     if not is_hub_id:
         raise ValueError(

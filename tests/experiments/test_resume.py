@@ -85,7 +85,7 @@ def assert_same_run(one: Path, other: Path) -> None:
             assert objects(a) == objects(b)
         elif name.endswith("state.json"):
             assert without_times(json.loads(a.read_text())) == without_times(json.loads(b.read_text()))
-        elif name not in ("config.yaml", "curves.png") and not name.endswith("checksums.json"):
+        elif name not in ("config.yaml", "curves.png", "run.json") and not name.endswith("checksums.json"):
             assert a.read_bytes() == b.read_bytes(), name
 
 
@@ -255,7 +255,7 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert not (run.path / "finished.json").exists()
     assert len(list((run.path / "trajectories").iterdir())) == 2
     RunFolder(config, "r", resume={})
-    assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "trajectories"]
+    assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "run.json", "trajectories"]
 
 
 def test_lines_that_are_lost_are_named(
@@ -375,6 +375,9 @@ def test_signal_saves_and_ends_with_its_status(root: Path, where: str, number: i
     assert resumed.status == [0, 0], resumed.output[-3000:]
     assert f"from {newest}" in resumed.output
     assert_same_run(whole(root, 2), root / name)
+    if where == "rollout":  # it says how to go on, and the folder that it did
+        assert stopped.output.count(f"--resume {root / name} (make: RESUME={root / name})") == 1
+        assert len(json.loads((root / name / "run.json").read_text())["starts"]) == 2
 
 
 @pytest.mark.slow
