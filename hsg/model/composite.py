@@ -119,7 +119,9 @@ class TextPart(PreTrainedModel, GenerationMixin):
     config_class = transformers.PretrainedConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True  # asked of the decoder; nothing attends here
+    _supports_sdpa = _supports_flash_attn = _supports_attention_backend = (
+        True  # asked of the decoder; nothing attends here
+    )
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
