@@ -97,6 +97,7 @@ def opened(
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
     from hsg import environments
     from hsg.config.loading import unused_options
+    from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
@@ -116,6 +117,8 @@ def opened(
             model_path = prepare_model(config, task_set, distributed)
         trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
+        if config.model.lora.rank and distributed.is_main and (told := frozen_line(trainer.model)):
+            print(told, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
             trainer.run = RunFolder(config, name, resume=logs)
@@ -157,7 +160,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
     from hsg.measure.evaluation import evaluation_tasks
     from hsg.model.lora import check_peft
-    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.model.models import load_tokenizer
     from hsg.run.build import training_tasks
     from hsg.text.prompts import Prompts
 
@@ -168,7 +171,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     if config.evaluation.test_split is not None:
         evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
-        resolve_model(config.model.path)
+        load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     if config.strategy.per == "episode":
         load_tokenizer(config.model.encoder, key="model.encoder")
     if config.judge.enabled and config.judge.model not in ("self", "reference"):

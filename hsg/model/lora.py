@@ -109,6 +109,15 @@ def frozen_share(model: Any) -> tuple[float, list[str]]:
     return sum(p.numel() for _, p in frozen) / max(total, 1), list(names)
 
 
+def frozen_line(model: Any) -> str:
+    """One line that says which share of the weights stays as it is; nothing where adapters reach all."""
+    share, names = frozen_share(model)
+    if not names:
+        return ""
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"adapters reach {1 - share:.1%} of the weights between embedding and head; {share:.1%} stay frozen: {shown}"
+
+
 def has_adapters(model: Any) -> bool:
     """Whether `add_adapters` was here."""
     return getattr(model, "has_adapters", False)

@@ -18,7 +18,7 @@ from hsg.config.arguments import Parser, refuse
 from hsg.config.checks import require
 from hsg.config.loading import load_config
 from hsg.config.options import Config
-from hsg.planning.architecture import Architecture, read_architecture
+from hsg.planning.architecture import read_architecture
 from hsg.planning.footprint import (
     Footprint,
     Lengths,
@@ -31,6 +31,7 @@ from hsg.planning.footprint import (
     setting_of,
     work,
 )
+from hsg.planning.sizes import Architecture
 
 GIB = 2**30
 MEANINGS = {

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hsg.collector
 from hsg.config.loading import make_config
 from hsg.config.options import Config, LoraConfig
-from hsg.model.lora import adapters_off, add_adapters, check_peft, frozen_share, merged
+from hsg.model.lora import adapters_off, add_adapters, check_peft, frozen_line, frozen_share, merged
 from hsg.model.models import score
 from hsg.ranks.distributed import Distributed
 from hsg.run.checkpoint import newest_checkpoint, read_state
@@ -174,12 +174,14 @@ def test_what_no_adapter_reaches_is_told(kind: str) -> None:
     share, names = frozen_share(only)
     assert share > 0.6
     assert any("experts" in name for name in names)
+    assert f"; {share:.1%} stay frozen: self_attn.k_proj, " in frozen_line(only)
 
 
 def test_of_a_dense_model_nothing_is_left_out() -> None:
     model = tiny_model("llama")
     add_adapters(model, LoraConfig(**LORA), seed=3)
     assert frozen_share(model) == (0.0, [])
+    assert frozen_line(model) == ""
 
 
 # ------------------------------------------------------------------------------------------------------------ whole runs
