@@ -145,8 +145,9 @@ format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-docs: setup ## write docs/configuration.md from the dataclasses
+docs: setup ## write docs/configuration.md from the dataclasses, docs/api.md from the docstrings
 	@$(BIN)/python -m hsg.experiments.upkeep.reference
+	@$(BIN)/python -m hsg.experiments.upkeep.api
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))

@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,14 +54,22 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(config_path: str | Path | None, overrides: list[str], resume: str = "none") -> Path | None:
-    """The whole run. Returns its folder (on the main process)."""
-    import torch
+def train(config_path: str | Path | None = None, overrides: Sequence[str] = (), resume: str = "none") -> Path | None:
+    """The whole run, as `hsg train` makes it: warm start, evaluations, iterations, a table. Returns its folder.
 
+    config_path  a YAML file with the differences from the defaults; None: experiments/configs/quickstart.yaml
+    overrides    `section.key=value`, as behind --set
+    resume       none, auto, or the folder of the run to go on with
+
+    None on all processes but the main one. ValueError says in one line what is wrong with an option.
+    """
     from hsg.experiments.reading.resume import find_run, read_config
-    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
+    import torch  # only now: what is wrong with the configuration is said at once
+
+    from hsg.ranks.distributed import Distributed
+
     distributed = Distributed(config.distributed)
     try:
         if "OMP_NUM_THREADS" not in os.environ:
@@ -225,7 +233,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
     """What the config asks to be measured after the last iteration."""
     from hsg.experiments.warmstart import continue_training
     from hsg.measure.evaluation import evaluate, evaluation_tasks
-    from hsg.run.build import make_policy
+    from hsg.run.build import load_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")
@@ -239,7 +247,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
         distributed, made = trainer.distributed, None
         if distributed.is_main:
             made = str(continue_training(config, task_set, Path(trainer.model_path), trainer.seconds))
-        policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
+        policy = load_policy(config, str(distributed.from_main(made)), distributed.device)
         tasks = trainer.evaluation_tasks
         record = evaluate(
             config, policy, task_set, tasks, distributed, label="supervised control", iteration=iterations
@@ -271,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     with stopping.handlers():
         try:
             given = parse_arguments(arguments)
-            run(given.config, given.set, given.resume)
+            train(given.config, given.set, given.resume)
         except ValueError as error:
             if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
                 raise

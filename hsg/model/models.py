@@ -89,7 +89,7 @@ def read_config(name: str, *, trust_remote_code: bool = False, key: str = "model
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
 
 
-def load_policy(
+def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -343,7 +343,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
-    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
     with restated(path, "model.encoder"):

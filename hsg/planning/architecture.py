@@ -20,7 +20,7 @@ from hsg.planning.sizes import DENSE, FACTS, Architecture
 
 
 def read_architecture(config: Config) -> Architecture:
-    """That of `model.path`. ValueError in one line where it cannot be known here."""
+    """The sizes of `model.path`, from its config.json alone. ValueError in one line where it cannot be known here."""
     name = config.model.path
     if name == "nano":
         nano = config.warmstart.nano

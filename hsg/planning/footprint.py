@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, fields
 
 from hsg.config.options import Config, choose_targets
-from hsg.crediting.estimators import NEEDS_VALUES
+from hsg.crediting.names import ESTIMATOR_NAMES
 from hsg.planning.sizes import Architecture
 
 FLOAT = 4  # bytes of a master weight, a gradient, a moment
@@ -173,7 +173,7 @@ def footprint(
     share = FLOAT * on_gpu / setting.shards
 
     with_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-    with_critic = config.advantage.estimator in NEEDS_VALUES
+    with_critic = ESTIMATOR_NAMES[config.advantage.estimator]
     body = model.num_layers * model.layer + model.head + model.hidden_size
     # Weights, gradients and two moments of the body and the value head; a vocabulary head of its own is only carried along.
     critic = 4 * FLOAT * (body + model.hidden_size + 1) + (0 if model.tied else FLOAT * model.head)
@@ -347,7 +347,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     scorings += config.loss.kl_coef > 0  # the reference's
     forward_backward = 2 if config.model.lora.rank else 3
     passes = scorings + config.update.epochs * (forward_backward + again)
-    if config.advantage.estimator in NEEDS_VALUES:
+    if ESTIMATOR_NAMES[config.advantage.estimator]:
         passes += 1 + config.critic.epochs * (3 + again)
     # More logits than are kept for the backward pass are made twice.
     twice = int(microbatch_tokens(config, rows) * model.vocabulary > CHUNK_LOGITS)

@@ -19,7 +19,7 @@ from hsg.config.loading import make_config
 from hsg.config.options import LoraConfig, ModelConfig
 from hsg.model.composite import text_part
 from hsg.model.lora import add_adapters, merged
-from hsg.model.models import load_policy
+from hsg.model.models import load_model
 from hsg.ranks.distributed import Distributed
 from hsg.run.checkpoint import newest_checkpoint, save_model
 from hsg.run.tracking import RunFolder
@@ -105,7 +105,7 @@ def check_checkpoint(kind: str, folder: Path, saved: Path, text: Any) -> None:
 
 def test_the_text_part_is_the_whole_without_images(kind: str, folder: Path) -> None:
     whole = loaded(getattr(transformers, KINDS[kind][0]), folder)
-    text, _ = load_policy(ModelConfig(path=str(folder)))
+    text, _ = load_model(ModelConfig(path=str(folder)))
     ids = torch.tensor([[5, 6, 7, 8, 9, 4]])
     assert torch.equal(text(input_ids=ids).logits, whole(input_ids=ids, use_cache=False).logits)
     assert text.config.get_text_config() is text.config
@@ -114,7 +114,7 @@ def test_the_text_part_is_the_whole_without_images(kind: str, folder: Path) -> N
 
 
 def test_what_is_saved_loads_as_the_hub_says(kind: str, folder: Path, tmp_path: Path) -> None:
-    text, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    text, tokenizer = load_model(ModelConfig(path=str(folder)))
     with torch.no_grad():
         for parameter in text.parameters():
             parameter.mul_(1.1)
@@ -124,7 +124,7 @@ def test_what_is_saved_loads_as_the_hub_says(kind: str, folder: Path, tmp_path: 
 
 def test_adapters_are_merged_into_the_whole(kind: str, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    text, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    text, tokenizer = load_model(ModelConfig(path=str(folder)))
     add_adapters(text, LoraConfig(rank=2, alpha=4.0), seed=1)
     with torch.no_grad():
         for name, parameter in text.named_parameters():
@@ -164,7 +164,7 @@ def test_a_run_trains_the_text_alone(kind: str, folder: Path, tmp_path: Path, mo
     checkpoint = newest_checkpoint(run.path)
     assert checkpoint is not None
     check_checkpoint(kind, folder, checkpoint / "model", trainer.model)
-    again, _ = load_policy(ModelConfig(path=str(checkpoint / "model")))
+    again, _ = load_model(ModelConfig(path=str(checkpoint / "model")))
     for (name, one), other in zip(trainer.model.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other), name
     trainer.close()

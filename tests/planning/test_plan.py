@@ -36,7 +36,7 @@ from hsg.engine.seeds import make_generator
 from hsg.learner import Learner
 from hsg.model.folder import require_rows
 from hsg.model.lora import add_adapters
-from hsg.model.models import load_policy
+from hsg.model.models import load_model
 from hsg.planning.architecture import read_architecture
 from hsg.planning.footprint import (
     Lengths,
@@ -459,7 +459,7 @@ def test_what_a_run_refuses_a_plan_refuses_with_the_same_line(
     ):
         path = str(tmp_path / name)
         with pytest.raises(ValueError) as caught:
-            load_policy(make_config({"model": {"path": path}}).model)
+            load_model(make_config({"model": {"path": path}}).model)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
         assert main(["--tflops", "1", "--set", f"model.path={path}"]) == 2
