@@ -11,6 +11,7 @@ checkpoint written before the command ends with status 143 or 130.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shlex
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +107,7 @@ def opened(
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
     from hsg import environments
     from hsg.config.loading import unused_options
+    from hsg.experiments.reading.resume import same_date
     from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
@@ -123,13 +126,20 @@ def opened(
                 print(f"resuming {resumed.folder} from {checkpoint.name}")
         else:
             model_path = prepare_model(config, task_set, distributed)
-        trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
+        if resumed:
+            config = distributed.from_main_or_fail(lambda: same_date(config, resumed.folder))
+        # A template may write the date into every prompt: one for all ranks, however long the run lasts.
+        date = config.prompts.date or distributed.from_main(datetime.date.today().isoformat())
+        told = replace(config, prompts=replace(config.prompts, date=date))
+        trainer = Trainer(told, task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
-        if config.model.lora.rank and distributed.is_main and (told := frozen_line(trainer.model)):
-            print(told, flush=True)
+        if config.model.lora.rank and distributed.is_main and (frozen := frozen_line(trainer.model)):
+            print(frozen, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
-            trainer.run = RunFolder(config, name, resume=logs)
+            judge = trainer.collector.judge
+            chats = [trainer.policy.chat, *([judge.chat] if judge else [])]
+            trainer.run = RunFolder(told if any(c.asks_the_clock for c in chats) else config, name, resume=logs)
             stack.callback(trainer.run.close)
         yield task_set, trainer
 

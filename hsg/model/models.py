@@ -39,6 +39,7 @@ from hsg.engine.precision import autocast
 from hsg.model.composite import hub_class, processor_files, text_part
 from hsg.model.folder import require_rows, require_tokenizer, resolve_model, short_names
 from hsg.model.sharding import with_weights
+from hsg.text.chat import with_template_end
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -190,10 +191,10 @@ def _plain_generation(model: Any, tokenizer: Any) -> GenerationConfig:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: all eos ids of the generation config, then the tokenizer's."""
+    """Every id that ends a response: all eos ids of the generation config, the tokenizer's, the chat template's own end."""
     declared = model.generation_config.eos_token_id
     ids = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
+    return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
 def head_logits(model: Any, hidden: Tensor) -> Tensor:

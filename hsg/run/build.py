@@ -27,7 +27,7 @@ def load_policy(config: Config, path: str | Path | None = None, device: torch.de
     path  None: `model.path` of the configuration. ValueError says in one line why it cannot be loaded.
     """
     model, tokenizer = load_model(config.model, config.model.path if path is None else path, device)
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 

@@ -332,6 +332,9 @@ def test_config_is_frozen() -> None:
         ("environment: {name: toy, options: 5}\ntoy: {num_train: 9}\n", "environment.options must be a mapping, got 5"),
         ("prompts: {templates: {strategy: [a]}}", "prompts.templates.strategy must be a text, got ['a']"),
         ("prompts: {templates: {strategy: }}", "prompts.templates.strategy must be a text, got None"),
+        ("prompts: {date: 2026-02-30}", "prompts.date must be a date as YYYY-MM-DD, or null, got '2026-02-30'"),
+        ("prompts: {date: 20260230}", "prompts.date must be a date as YYYY-MM-DD, or null, got '20260230'"),
+        ("prompts: {action_block: middle}", "prompts.action_block must be "),
     ],
 )
 def test_what_yaml_reads_and_python_trips_over(text: str, says: str, tmp_path: Path) -> None:
