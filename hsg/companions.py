@@ -30,8 +30,9 @@ from hsg.distributed import Distributed
 from hsg.estimators import NEEDS_VALUES, Moments, merge_moments, moments
 from hsg.generation import derive_seed, make_generator
 from hsg.learner import row_layout
-from hsg.models import autocast, load_policy, sampled_hidden
+from hsg.models import load_policy, sampled_hidden
 from hsg.packing import packed_attention
+from hsg.precision import autocast
 from hsg.types import ACTION, Trajectory
 
 Sums = dict[str, tuple[float, float]]
