@@ -346,11 +346,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
 
     trained, scored = rows.trajectories * rows.length, rows.trajectories * per_row
     again = 1 if config.model.gradient_checkpointing else 0
-    num_strategies, num_rollouts = config.group_shape
-    of_all = config.num_tasks * num_strategies * num_rollouts
-    one_step = (config.update.minibatch_trajectories or of_all) >= of_all and not config.update.minibatch_turns
-    mode = config.rollout.logprobs
-    scorings = int(mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1)))
+    scorings = int(config.recomputes_logprobs)
     scorings += config.loss.kl_coef > 0  # the reference's
     forward_backward = 2 if config.model.lora.rank else 3
     passes = scorings + config.update.epochs * (forward_backward + again)
