@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-distributed soak lint format docs view notebooks clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs view notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -93,7 +93,7 @@ $(ABLATIONS): setup
 	@$(STUDY) experiments/studies/$@.yaml --scale $(SCALE) $(if $(filter paper,$(SCALE)),$(if $(COLLECT),--collect,--dry-run))
 
 results: setup ## put what the studies measured into docs/results.md
-	@$(BIN)/python -m experiments.results
+	@$(BIN)/python -m hsg.experiments.studies.results
 
 # TRL lives in a venv of its own: hsg does not need it, and it must not decide which versions hsg is tested with.
 BENCH_VENV  := .venv-bench
@@ -113,22 +113,25 @@ $(BENCH_STAMP): constraints.txt
 	@touch $@
 
 $(BENCH_MODEL): experiments/benchmarks/build_model.py $(BENCH_STAMP)
-	@$(BENCH_VENV)/bin/python -m experiments.benchmarks.build_model
+	@$(BENCH_VENV)/bin/python -m hsg.experiments.benchmarks.build_model
 
 bench: setup $(BENCH_MODEL) ## against TRL's GRPOTrainer: TURNS=8,16,32 NM=16,32,64 (group sizes at 8 turns; empty: none) REPS=3
-	@$(BIN)/python -m experiments.benchmarks.bench --trl-python $(BENCH_VENV)/bin/python --turns '$(TURNS)' --groups '$(NM)' --reps $(REPS)
+	@$(BIN)/python -m hsg.experiments.benchmarks.bench --trl-python $(BENCH_VENV)/bin/python --turns '$(TURNS)' --groups '$(NM)' --reps $(REPS)
 
 bench-overhead: setup $(BENCH_MODEL) ## StraTA against our own GRPO: TURNS=8,16,32 REPS=3 SIZE=1m|135m
-	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m experiments.benchmarks.overhead --turns '$(TURNS)' --reps $(REPS) --size $(SIZE)
+	@CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m hsg.experiments.benchmarks.overhead --turns '$(TURNS)' --reps $(REPS) --size $(SIZE)
 
-test: lint ## lint, then the whole test suite
-	@$(BIN)/python -m pytest
+test: lint ## lint, then the test suite, with its 20 slowest tests (under 45 minutes on two cores)
+	@$(BIN)/python -m pytest -m "not long" --durations=20
+
+test-long: setup ## what takes longer: every test
+	@$(BIN)/python -m pytest --durations=20
 
 test-unit: setup ## the tests that take seconds (no engines, no whole commands)
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow and not long"
 
 test-distributed: setup ## the tests with several ranks, kills and resumes (minutes; `make test` runs them too)
-	@$(BIN)/python -m pytest tests/test_distributed.py tests/test_resume.py
+	@$(BIN)/python -m pytest tests/ranks/test_distributed.py tests/experiments/test_resume.py
 
 soak: setup ## 20 minutes of broken worlds, kill -9 and resume on two ranks: MINUTES=20
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),20)
@@ -143,13 +146,13 @@ format: setup ## rewrite what ruff can
 	@$(BIN)/ruff format
 
 docs: setup ## write docs/configuration.md from the dataclasses
-	@$(BIN)/python -m experiments.reference
+	@$(BIN)/python -m hsg.experiments.upkeep.reference
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))
 
 notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
-	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m experiments.notebooks $(ONE)
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.notebooks $(ONE)
 
 clean: ## remove build products and tool caches (.venv, runs and the warm-start cache stay)
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

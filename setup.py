@@ -33,9 +33,9 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=find_packages(include=["hsg", "hsg.*", "environments", "environments.*", "experiments", "experiments.*"]),
-    package_data={"environments": DATA, "experiments": DATA},
-    entry_points={"console_scripts": ["hsg = experiments.cli:main"]},
+    packages=find_packages(include=["hsg", "hsg.*"]),
+    package_data={"hsg": ["py.typed", *DATA]},
+    entry_points={"console_scripts": ["hsg = hsg.experiments.cli:main"]},
     install_requires=CORE,
     extras_require={**EXTRAS, **COMPILED, "all": [name for names in EXTRAS.values() for name in names]},
 )

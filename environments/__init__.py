@@ -16,11 +16,11 @@ from typing import Any
 from hsg.protocol import TaskSet
 
 _MODULES = {
-    "toy": "environments.toy",
-    "sciworld": "environments.sciworld",
-    "coding": "environments.coding",
-    "webshop": "environments.webshop",
-    "alfworld": "environments.alfworld",
+    "toy": "hsg.environments.toy",
+    "sciworld": "hsg.environments.sciworld",
+    "coding": "hsg.environments.coding",
+    "webshop": "hsg.environments.webshop",
+    "alfworld": "hsg.environments.alfworld",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

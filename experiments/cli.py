@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from hsg.arguments import refuse
+from hsg.config.arguments import refuse
 
 
 class Command(NamedTuple):
@@ -24,18 +24,25 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("experiments.run", "train a policy", "hsg train --config my.yaml --set seed=1"),
+    "train": Command("hsg.experiments.run", "train a policy", "hsg train --config my.yaml --set seed=1"),
     "evaluate": Command(
-        "experiments.evaluate",
+        "hsg.experiments.evaluate",
         "success, pass@k and comparisons on fixed tasks",
         "hsg evaluate runs/a --split test --num-samples 16 --k 1,4,16",
     ),
     "warmstart": Command(
-        "experiments.warmstart", "supervised training on expert play", "hsg warmstart --config my.yaml"
+        "hsg.experiments.warmstart", "supervised training on expert play", "hsg warmstart --config my.yaml"
     ),
-    "view": Command("experiments.view", "look at runs in a browser", "hsg view runs/a runs/b"),
-    "plan": Command("hsg.plan", "memory and time before anything is loaded", "hsg plan --config my.yaml --gpus 8"),
-    "check-env": Command("experiments.check_env", "say what is wrong with an environment", "hsg check-env toy"),
+    "view": Command("hsg.experiments.view", "look at runs in a browser", "hsg view runs/a runs/b"),
+    "analysis": Command(
+        "hsg.experiments.reading.analysis", "was the judge right, what are strategies worth", "hsg analysis runs/a"
+    ),
+    "plan": Command(
+        "hsg.planning.plan", "memory and time before anything is loaded", "hsg plan --config my.yaml --gpus 8"
+    ),
+    "check-env": Command(
+        "hsg.experiments.upkeep.check_env", "say what is wrong with an environment", "hsg check-env toy"
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -21,17 +22,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hsg.arguments import Parser
+from hsg.config.arguments import Parser
 
 if TYPE_CHECKING:
-    from experiments.resume import Resumed
-    from hsg.config import Config
-    from hsg.distributed import Distributed
+    from hsg.config.options import Config
+    from hsg.experiments.reading.resume import Resumed
     from hsg.protocol import TaskSet
+    from hsg.ranks.distributed import Distributed
     from hsg.trainer import Trainer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rollout threads and forked tokenizers do not mix
-OURS = ("hsg", "environments", "experiments", "__main__")
+OURS = ("hsg", "__main__")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
@@ -57,8 +58,8 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
     """The whole run. Returns its folder (on the main process)."""
     import torch
 
-    from experiments.resume import find_run, read_config
-    from hsg.distributed import Distributed
+    from hsg.experiments.reading.resume import find_run, read_config
+    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
     distributed = Distributed(config.distributed)
@@ -72,7 +73,7 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
             return resumed.folder
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = resumed.folder.name if resumed else distributed.from_main(name)
-        with opened(config, distributed, name, resumed) as (task_set, trainer):
+        with opened(config, distributed, name, resumed) as (task_set, trainer), unfinished(trainer):
             if config.evaluation.initial and not (resumed and resumed.checkpoint):
                 trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
             iterations = trainer.train()
@@ -94,9 +95,9 @@ def opened(
     config: Config, distributed: Distributed, name: str, resumed: Resumed | None = None, *, logged: bool = True
 ) -> Iterator[tuple[TaskSet, Trainer]]:
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
-    import environments
-    from hsg.configfile import unused_options
-    from hsg.tracking import RunFolder
+    from hsg import environments
+    from hsg.config.loading import unused_options
+    from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
     with ExitStack() as stack:
@@ -122,24 +123,43 @@ def opened(
         yield task_set, trainer
 
 
+@contextmanager
+def unfinished(trainer: Trainer) -> Iterator[None]:
+    """Whatever ends a run early is followed by the command that goes on with it."""
+    try:
+        yield
+    except BaseException:
+        if trainer.run is not None:
+            print(go_on(trainer.run.path), file=sys.stderr)
+        raise
+
+
+def go_on(folder: Path) -> str:
+    """`go on with: hsg train --resume runs/a`; what a launcher was told beside it, only whoever typed it knows."""
+    option = f"--resume {shlex.quote(str(folder))}"
+    if sys.argv[0].endswith("hsg train"):
+        return f"go on with: hsg train {option}"
+    return f"go on with: the same command and {option} (make: RESUME={shlex.quote(str(folder))})"
+
+
 def report(config: Any, run: Any) -> Path:
     """Curves and a table of the evaluations; then nothing is left to do, and the run folder says so."""
-    from experiments.curves import read_lines, write_curves
-    from hsg.configfile import to_dict
+    from hsg.config.loading import to_dict
+    from hsg.experiments.reading.curves import read_lines, write_curves
 
     curves = write_curves([run.path], run.path / "curves.png")
-    print_table([r for r in read_lines(run.path, "eval.jsonl") if r["label"] != "training"], run.path, curves)
+    print_table(read_lines(run.path, "eval.jsonl"), run.path, curves)
     run.finish({"asked": to_dict(config.train)})
     return run.path
 
 
 def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
-    from hsg.build import training_tasks
-    from hsg.evaluation import evaluation_tasks
-    from hsg.lora import check_peft
-    from hsg.models import load_tokenizer, resolve_model
-    from hsg.prompts import Prompts
+    from hsg.measure.evaluation import evaluation_tasks
+    from hsg.model.lora import check_peft
+    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.run.build import training_tasks
+    from hsg.text.prompts import Prompts
 
     training_tasks(config, task_set)
     check_peft(config.model.lora)
@@ -175,11 +195,11 @@ def check_writable(key: str, folder: str) -> None:
 
 def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
     """The folder or id the policy starts from; `nano` is built and warm-started by the main process."""
-    from experiments.demonstrations import digest
-    from experiments.report import cached_report, print_report
-    from experiments.warmstart import describe, settings_that_matter, warm_start, warning
-    from hsg.configfile import to_dict
-    from hsg.locks import locked
+    from hsg.config.loading import to_dict
+    from hsg.experiments.imitation.demonstrations import digest
+    from hsg.experiments.imitation.report import cached_report, print_report
+    from hsg.experiments.warmstart import describe, settings_that_matter, warm_start, warning
+    from hsg.run.locks import locked
 
     if config.model.path != "nano":
         return config.model.path
@@ -200,9 +220,9 @@ def prepare_model(config: Any, task_set: Any, distributed: Any) -> str:
 
 def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int) -> None:
     """What the config asks to be measured after the last iteration."""
-    from experiments.warmstart import continue_training
-    from hsg.build import make_policy
-    from hsg.evaluation import evaluate, evaluation_tasks
+    from hsg.experiments.warmstart import continue_training
+    from hsg.measure.evaluation import evaluate, evaluation_tasks
+    from hsg.run.build import make_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")
@@ -230,20 +250,20 @@ def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None
     print(f"\nrun folder: {folder}")
     missing = "nothing to draw yet" if find_spec("matplotlib") else "pip install hsg[notebooks] brings matplotlib"
     print(f"curves:     {curves or 'not drawn; ' + missing}")
+    print(f"look at it: hsg view {shlex.quote(str(folder))}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:
+        label = f"iteration {r['iteration']}" if r["label"] == "training" else r["label"]
         if "score" not in r:
-            print(f"{r['label']:<22}{r['split']:<8} every episode failed")
+            print(f"{label:<22}{r['split']:<8} every episode failed")
             continue
-        print(
-            f"{r['label']:<22}{r['split']:<8}{r['score']:>8.3f}{r['success']:>9.3f}{r['turns']:>7.1f}{r['num_tasks']:>7}"
-        )
+        print(f"{label:<22}{r['split']:<8}{r['score']:>8.3f}{r['success']:>9.3f}{r['turns']:>7.1f}{r['num_tasks']:>7}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 1 the run itself failed, 143 or 130 stopped by SIGTERM or SIGINT."""
-    from hsg import stopping
+    from hsg.ranks import stopping
 
     with stopping.handlers():
         try:

@@ -2,13 +2,13 @@
 
     python experiments/study.py experiments/studies/ablate-delta.yaml --scale toy --jobs 2 --seeds 0,1,2
 
-    study file      base, options of every cell, cells: name -> options that differ               (study_file.py)
-    one cell, seed  train -> many samples of held-out tasks -> runs/studies/cells/KEY.json        (study_cell.py)
-    all of them     runs/studies/NAME/table.csv, table.md, curves.csv, plot.png                   (study_table.py)
+    study file      base, options of every cell, cells: name -> options that differ               (studies/file.py)
+    one cell, seed  train -> many samples of held-out tasks -> runs/studies/cells/KEY.json        (studies/cell.py)
+    all of them     runs/studies/NAME/table.csv, table.md, curves.csv, plot.png                   (studies/table.py)
 
 A cell's KEY is the hash of its resolved configuration and its seed: studies share the cells that are equal in them.
-Deliberately absent: a scheduler for clusters (`--dry-run` checks the cells and prints their commands, study_plan.py;
-`--collect` makes the table of what those left, study_elsewhere.py), a search over options.
+Deliberately absent: a scheduler for clusters (`--dry-run` checks the cells and prints their commands, studies/plan.py;
+`--collect` makes the table of what those left, studies/elsewhere.py), a search over options.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from experiments import study_cell
-from experiments.curves import REACHED, SPENT_SIDE_BY_SIDE, is_number
-from experiments.study_cell import result_path
-from experiments.study_elsewhere import collect
-from experiments.study_file import Cell, Study, make_cells, read_study
-from experiments.study_plan import check_splits, dry_run
-from experiments.study_table import write_results
-from hsg import stopping
-from hsg.arguments import Parser, refuse
-from hsg.checks import require
-from hsg.locks import locked
+from hsg.config.arguments import Parser, refuse
+from hsg.config.checks import require
+from hsg.experiments.reading.curves import REACHED, SPENT_SIDE_BY_SIDE, is_number
+from hsg.experiments.studies.cell import result_path
+from hsg.experiments.studies.elsewhere import collect
+from hsg.experiments.studies.file import Cell, Study, make_cells, read_study
+from hsg.experiments.studies.plan import check_splits, dry_run
+from hsg.experiments.studies.table import write_results
+from hsg.ranks import stopping
+from hsg.run.locks import locked
 
 
 def run_study(study: Study, cells: Sequence[Cell], out: Path, jobs: int) -> list[Cell]:
@@ -88,7 +87,7 @@ def _start_cell(cell: Cell, out: Path, jobs: int, log: IO[str]) -> subprocess.Po
     shutil.rmtree(out / "runs" / cell.key, ignore_errors=True)
     log.truncate(0)
     return subprocess.Popen(
-        [sys.executable, study_cell.__file__, str(out), json.dumps(dataclasses.asdict(cell))],
+        [sys.executable, "-m", "hsg.experiments.studies.cell", str(out), json.dumps(dataclasses.asdict(cell))],
         stdout=log, stderr=subprocess.STDOUT, env=environment_of_cells(jobs),
     )  # fmt: skip
 

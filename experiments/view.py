@@ -24,8 +24,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from hsg.arguments import Parser, refuse
-from hsg.checks import require
+from hsg.config.arguments import Parser, refuse
+from hsg.config.checks import require, require_folder_there
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 FILES = Path(__file__).resolve().parent / "viewer"
@@ -41,8 +41,8 @@ def write_page(
     every       keep the trajectories of each `every`-th iteration, and of the last (curves keep all)
     map_method  auto | encoder | words | none; map_texts at most are placed (see `experiments.viewer.maps.add_maps`)
     """
-    from experiments.viewer.folder import read_run
-    from experiments.viewer.maps import MAX_TEXTS, add_maps
+    from hsg.experiments.viewer.folder import read_run
+    from hsg.experiments.viewer.maps import MAX_TEXTS, add_maps
 
     template, script, style = _page_files()
     title = " · ".join(folder.resolve().name for folder in folders)
@@ -122,7 +122,7 @@ def _collect_ids(chunk: dict[str, Any], seen: set[int]) -> None:
 
 def token_texts(folder: Path, ids: set[int], notes: list[str]) -> dict[int, str]:
     """The text of each id, by the tokenizer beside the newest checkpoint; none, and a note, where it does not load."""
-    from hsg.models import load_tokenizer
+    from hsg.model.models import load_tokenizer
 
     found = sorted(folder.glob("checkpoints/iteration_*/model/tokenizer_config.json"))
     if not found:
@@ -181,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in options.runs:
             known = any(os.path.exists(folder / name) for name in ("config.yaml", "metrics.jsonl", "trajectories"))
             if not known:
+                require_folder_there(str(folder), "RUN")
                 raise ValueError(f"RUN must be a run folder, got {str(folder)!r}; it has no config.yaml")
         if options.every < 1:
             raise ValueError(f"--every must be >= 1, got {options.every}; 1 keeps all iterations")

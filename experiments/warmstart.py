@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
-from experiments.demonstrations import VERSION, Played, collect, digest, make_rows
-from experiments.report import print_report, report
-from experiments.supervised import train
-from hsg.arguments import Parser, refuse
-from hsg.chat import ChatFormat
-from hsg.config import Config
-from hsg.configfile import load_config
-from hsg.models import load_policy, stop_ids
-from hsg.nano import build_nano
-from hsg.prompts import Prompts, action_response, strategy_response
+from hsg.config.arguments import Parser, refuse
+from hsg.config.loading import load_config
+from hsg.config.options import Config
+from hsg.experiments.imitation.demonstrations import VERSION, Played, collect, digest, make_rows
+from hsg.experiments.imitation.report import print_report, report
+from hsg.experiments.imitation.supervised import train
+from hsg.model.models import load_policy, stop_ids
+from hsg.model.nano import build_nano
 from hsg.protocol import TaskSet
+from hsg.text.chat import ChatFormat
+from hsg.text.prompts import Prompts, action_response, strategy_response
 
 
 def warm_start(config: Config, task_set: TaskSet) -> Path:
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config", help="YAML file with what differs from the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one option, repeatable")
-    import environments
+    from hsg import environments
 
     try:
         options = parser.parse_args(arguments)

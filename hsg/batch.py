@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hsg.credit import Credit
-from hsg.layout import common_prefix
+from hsg.engine.layout import Layout, common_prefix, make_layout
 from hsg.types import ACTION, STRATEGY, Batch, Strategy, Tokens, Trajectory
 
 
@@ -206,3 +206,13 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
         ref_logprobs=stack_known([row.ref_logprobs for row in rows]),
         trainer_logprobs=stack_known([row.tokens.trainer_logprobs for row in rows]),
     )
+
+
+def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None:
+    """How the rows of a batch are packed (`update.packing`); None: they are padded."""
+    if packing == "off":
+        return None
+    # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
+    lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
+    read = torch.nn.functional.pad(batch.response_mask, (0, 1))  # a sampled token's log-prob is of the place before it
+    return make_layout(batch.input_ids, lengths, share=packing == "prefix", read=read)

@@ -20,30 +20,31 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hsg import metrics as mx
 from hsg.batch import Row, build_rows
-from hsg.build import make_frozen, make_judge, training_tasks
-from hsg.companions import Companions
-from hsg.config import Config
-from hsg.console import Console
+from hsg.config.options import Config
 from hsg.credit import Signals, assign_credit
-from hsg.curriculum import iteration_tasks, make_requests, spare_tasks
-from hsg.distributed import Distributed
-from hsg.episode import Episode, first_observation
-from hsg.faults import check_faults, fault_metrics
-from hsg.judge import Judge
-from hsg.models import load_encoder
-from hsg.precision import compute_weights
+from hsg.engine.precision import compute_weights
+from hsg.learning.companions import Companions
+from hsg.learning.underway import Collected
+from hsg.measure import metrics as mx
+from hsg.measure.speed import Clock
+from hsg.model.models import load_encoder
+from hsg.model.policy import Policy
+from hsg.play.curriculum import iteration_tasks, make_requests, spare_tasks
+from hsg.play.episode import Episode, first_observation
+from hsg.play.faults import check_faults, fault_metrics
+from hsg.play.refill import Dropped, Played, nest, refill
 from hsg.protocol import Task, TaskSet
-from hsg.records import iteration_records
-from hsg.refill import Dropped, Played, nest, refill
-from hsg.reflection import Draw, ReflectionBuffers, attempt_of
-from hsg.rollout import Policy, Rollout, RolloutCosts
-from hsg.speed import Clock
-from hsg.strategies import propose, select, show_strategies
-from hsg.teams import Team
+from hsg.ranks.distributed import Distributed
+from hsg.ranks.teams import Team
+from hsg.rollout import Rollout, RolloutCosts
+from hsg.run.build import make_frozen, make_judge, training_tasks
+from hsg.run.console import Console
+from hsg.run.records import iteration_records
+from hsg.strategy.judge import Judge
+from hsg.strategy.propose import propose, select, show_strategies
+from hsg.strategy.reflection import Draw, ReflectionBuffers, attempt_of
 from hsg.types import Candidates, Tokens, Trajectory
-from hsg.underway import Collected
 
 
 class Collector:

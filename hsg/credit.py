@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hsg.advantages import (
+from hsg.config.options import Config, RewardConfig
+from hsg.crediting.advantages import (
     count_penalty_only_groups,
     group_advantages,
     group_metrics,
     strategy_returns,
     turn_returns,
 )
-from hsg.config import Config, RewardConfig
-from hsg.estimators import (
+from hsg.crediting.estimators import (
     ESTIMATORS,
     Turns,
     dense_rewards,

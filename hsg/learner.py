@@ -20,20 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, unit_keys
-from hsg.config import Config
-from hsg.distributed import Distributed
-from hsg.gap import GapCheck, Spread, gap_of
-from hsg.generation import make_generator
-from hsg.layout import Layout, make_layout
-from hsg.lora import adapters_off
+from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, row_layout, unit_keys
+from hsg.config.options import Config
+from hsg.engine.packing import check_packing, packed_attention
+from hsg.engine.precision import compute_weights
+from hsg.engine.seeds import make_generator
+from hsg.learning.underway import NonfiniteError, Underway
 from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
-from hsg.models import score
-from hsg.packing import check_packing, packed_attention
-from hsg.precision import compute_weights
-from hsg.sharding import like
+from hsg.measure.gap import GapCheck, Spread, gap_of
+from hsg.model.lora import adapters_off
+from hsg.model.models import score
+from hsg.model.sharding import like
+from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Batch, Tokens
-from hsg.underway import NonfiniteError, Underway
 
 
 @dataclass
@@ -364,13 +363,3 @@ class Learner:
         with adapters_off(self.model) if self.reference is self.model else contextlib.nullcontext():
             scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
-
-
-def row_layout(rows: Sequence[Row], batch: Batch, packing: str) -> Layout | None:
-    """How the rows of a batch are packed (`update.packing`); None: they are padded."""
-    if packing == "off":
-        return None
-    # What stands behind the last sampled token but one predicts nothing, and is not forwarded.
-    lengths = [max(row.tokens.response_mask.nonzero().flatten().tolist(), default=0) + 1 for row in rows]
-    read = torch.nn.functional.pad(batch.response_mask, (0, 1))  # a sampled token's log-prob is of the place before it
-    return make_layout(batch.input_ids, lengths, share=packing == "prefix", read=read)

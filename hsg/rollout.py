@@ -16,30 +16,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from hsg import stopping
-from hsg.chat import ChatFormat
-from hsg.config import Config
-from hsg.episode import Episode, Request
-from hsg.generation import Cost, Decoder
-from hsg.judge import Judge
-from hsg.markers import SegmentEnd
-from hsg.pool import Pool
-from hsg.prompts import Prompts
+from hsg.config.options import Config
+from hsg.engine.generation import Cost, Decoder
+from hsg.model.policy import Policy
+from hsg.play.episode import Episode, Request
+from hsg.play.pool import Pool
 from hsg.protocol import FAULTS, TaskSet
+from hsg.ranks import stopping
+from hsg.strategy.judge import Judge
+from hsg.text.markers import SegmentEnd
+from hsg.text.prompts import Prompts
 from hsg.types import Judgment, Trajectory
-
-
-@dataclass
-class Policy:
-    """What a rollout needs of a model: the weights, the chat format of its tokenizer, how long a row may be."""
-
-    model: Any
-    tokenizer: Any
-    chat: ChatFormat
-    context_limit: int
-    is_reference: bool = False  # the model without its adapters, where it has any
 
 
 @dataclass

@@ -14,21 +14,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hsg import metrics as mx
-from hsg import stopping
 from hsg.batch import Row
-from hsg.build import make_reference, make_trained
-from hsg.checkpoint import Adapters, Checkpoints
 from hsg.collector import Collector
-from hsg.config import Config
-from hsg.console import Console
-from hsg.distributed import Distributed
-from hsg.evaluation import evaluate, evaluation_tasks
+from hsg.config.options import Config
 from hsg.learner import Learner, UpdateCosts
+from hsg.learning.underway import Collected
+from hsg.measure import metrics as mx
+from hsg.measure.evaluation import evaluate, evaluation_tasks
+from hsg.measure.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
 from hsg.protocol import TaskSet
-from hsg.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
-from hsg.tracking import RunFolder
-from hsg.underway import Collected
+from hsg.ranks import stopping
+from hsg.ranks.distributed import Distributed
+from hsg.run.build import make_reference, make_trained
+from hsg.run.checkpoint import Adapters, Checkpoints
+from hsg.run.console import Console
+from hsg.run.tracking import RunFolder
 
 
 class Trainer:
@@ -197,6 +197,7 @@ class Trainer:
         record = evaluate(*given, label=label, iteration=iteration, **options)
         if self.run is not None:
             self.run.evaluation(record)
+            self.console.evaluation(record)
         return record
 
     def save(self) -> None:

@@ -21,8 +21,8 @@ def guesser_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder, warm-started in a few seconds: it answers in tags and guesses at random."""
     from fakes import HINTS, NUMBERS, teach_guessing
 
-    from hsg.nano import build_nano
-    from hsg.warmstart_config import NanoConfig
+    from hsg.config.options import NanoConfig
+    from hsg.model.nano import build_nano
 
     texts = [f"Guess. It is {hint}." for hint in HINTS] + ["Too low, go on.", "No.", "Right.", "Actions: 0, 1, 2"]
     texts += [f"try {n}\n<strategy>?\n{n} <action>?<judgment>?" for n in NUMBERS]
@@ -38,7 +38,7 @@ def guesser(guesser_folder: Path) -> Any:
     """The same as a Policy in float64. Do not train it."""
     from dataclasses import replace
 
-    from hsg.build import make_policy
-    from hsg.config import Config, ModelConfig
+    from hsg.config.options import Config, ModelConfig
+    from hsg.run.build import make_policy
 
     return make_policy(replace(Config(), model=ModelConfig(dtype="float64")), str(guesser_folder), "cpu")

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from hsg.chat import ChatFormat, Conversation
-from hsg.generation import Cost, Sampled
-from hsg.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
+from hsg.engine.generation import Cost, Sampled
 from hsg.protocol import Environment, StepResult, StopReason, Task, TaskSet
+from hsg.text.chat import ChatFormat, Conversation
+from hsg.text.prompts import Prompts, action_response, judgment_response, strategy_response, turn_response
 from hsg.types import Strategy, Tokens, Trajectory, Turn
 
 NUMBERS = range(6)
@@ -112,7 +112,7 @@ class GuessTaskSet(TaskSet):
 
 
 class ScriptedDecoder:
-    """Stands in for hsg.generation.Decoder: row r answers `script(r, n)` (ids, closed) to its n-th question.
+    """Stands in for hsg.engine.generation.Decoder: row r answers `script(r, n)` (ids, closed) to its n-th question.
 
     The rows of all instances are numbered through, so that a script may speak of "the second trajectory".
     """

@@ -20,14 +20,14 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["processes", "hsg.trainer", "experiments.run", "experiments.resume", "matplotlib.figure"]
+    ["processes", "hsg.trainer", "hsg.experiments.run", "hsg.experiments.reading.resume", "matplotlib.figure"]
 )
 
 POINTS = {
-    "save": ("hsg.checkpoint", "save_file"),  # after half of the file
+    "save": ("hsg.run.checkpoint", "save_file"),  # after half of the file
     "rollout": ("hsg.rollout", "_Stream.turn"),
     "optimizer_step": ("hsg.learner", "Learner.optimizer_step"),
-    "evaluation": ("hsg.evaluation", "play_once"),
+    "evaluation": ("hsg.measure.evaluation", "play_once"),
 }
 """Where a process can be ended: a function of the product, right before one of its calls."""
 
@@ -66,10 +66,10 @@ def _child(
     import torch
     from fakes import FakeEncoder, GuessTaskSet
 
-    import environments
-    import experiments.run
     import hsg.collector
+    import hsg.experiments.run
     import hsg.trainer
+    from hsg import environments
 
     torch.set_num_threads(1)
     hsg.collector.load_encoder = lambda *_: FakeEncoder()  # type: ignore[assignment, return-value]
@@ -87,7 +87,7 @@ def _child(
 
         _wrap(point, do)
     sys.argv = ["run.py", *arguments]
-    status = experiments.run.main(arguments)
+    status = hsg.experiments.run.main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # as the interpreter would, but for what the forked server had registered

@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from processes import Done, run_ranks  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from environments import make as make_environment  # noqa: E402
-from hsg.generation import derive_seed  # noqa: E402
+from hsg.engine.seeds import derive_seed  # noqa: E402
+from hsg.environments import make as make_environment  # noqa: E402
 from hsg.protocol import Environment, StepResult, Task, TaskSet  # noqa: E402
 
 ONE_IN = 60  # actions that break: about one rollout in ten, at six actions each
@@ -101,14 +101,14 @@ class BreakingTaskSet(TaskSet):
 
 def whole_world() -> None:
     """Called in each rank: the toy world as it is."""
-    import environments
+    from hsg import environments
 
     environments.make = make_environment
 
 
 def install() -> None:
     """Called in each rank: the toy world breaks."""
-    import environments
+    from hsg import environments
 
     environments.make = lambda name, **options: BreakingTaskSet(make_environment(name, **options))  # type: ignore[assignment]
 

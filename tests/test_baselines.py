@@ -13,11 +13,11 @@ import torch
 from fakes import GuessTaskSet
 from test_trainer import Make, close_to, launch, make, rows_of, weights  # noqa: F401 - `make` is a fixture
 
-from hsg.algorithms import ALGORITHMS
 from hsg.batch import collate
-from hsg.distributed import Distributed
+from hsg.config.algorithms import ALGORITHMS
 from hsg.learner import Learner
-from hsg.prompts import Prompts
+from hsg.ranks.distributed import Distributed
+from hsg.text.prompts import Prompts
 from hsg.trainer import Trainer
 
 TRAINED = [name for name in ALGORITHMS if name not in ("prompting", "react")]
@@ -200,8 +200,8 @@ def replayed(strata: Trainer, flat: Trainer, episodes: Any) -> Any:
 
 
 def _costs() -> tuple[Any, Any]:
+    from hsg.measure.speed import Clock
     from hsg.rollout import RolloutCosts
-    from hsg.speed import Clock
 
     return RolloutCosts(), Clock()
 
@@ -284,8 +284,8 @@ import sys, torch
 torch.set_num_threads(1)
 import hsg.collector
 import hsg.trainer
-from hsg.distributed import Distributed
-from hsg.tracking import RunFolder
+from hsg.ranks.distributed import Distributed
+from hsg.run.tracking import RunFolder
 from test_baselines import MixedTaskSet
 from test_trainer import configure
 model, folder, name = sys.argv[1:]

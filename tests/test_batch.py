@@ -9,10 +9,10 @@ import torch
 from fakes import make_strategy, make_tokens, make_trajectory, tiny_model
 
 from hsg.batch import Row, build_rows, collate, microbatches, minibatches, turn_token_advantages
-from hsg.configfile import make_config
+from hsg.config.loading import make_config
 from hsg.credit import Credit, assign_credit
 from hsg.losses import policy_loss
-from hsg.models import score
+from hsg.model.models import score
 from hsg.types import ACTION, STRATEGY, Judgment
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fakes import make_strategy, make_trajectory
 
-from hsg.config import Config, RewardConfig
-from hsg.configfile import make_config
+from hsg.config.loading import make_config
+from hsg.config.options import Config, RewardConfig
 from hsg.credit import Credit, Signals, assign_credit, format_penalty, length_penalty
 from hsg.protocol import StopReason
 from hsg.types import Judgment, Strategy, Trajectory

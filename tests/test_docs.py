@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-import environments
-from experiments.reference import OUT, _meanings, reference
-from hsg.algorithms import ALGORITHMS, FLAT
-from hsg.configfile import _all_keys
+from hsg import environments
+from hsg.config.algorithms import ALGORITHMS, FLAT
+from hsg.config.loading import _all_keys
+from hsg.experiments.upkeep.reference import OUT, _meanings, reference
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = [path for path in sorted((ROOT / "hsg").rglob("*.py"))
+           if not path.is_relative_to(ROOT / "hsg" / "environments")
+           and not path.is_relative_to(ROOT / "hsg" / "experiments")]  # fmt: skip
 
 
 def test_configuration_reference_is_up_to_date() -> None:
@@ -43,7 +46,7 @@ def documented_metrics() -> list[str]:
 
 def test_every_metric_has_its_line() -> None:
     """Names that stand in the code are explained, and what is explained is of a kind that the code has."""
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "hsg").glob("*.py"))
+    code = "\n".join(path.read_text(encoding="utf-8") for path in LIBRARY)
     told = documented_metrics()
     assert len(told) == len(set(told))
     kinds = {name.split("/")[0] for name in told}
@@ -63,7 +66,7 @@ def test_troubleshooting_names_options_and_metrics_that_exist() -> None:
     options = {name for name in quoted if not name.endswith((".jsonl", ".yaml"))}
     assert len(options) > 25
     assert sorted(options - set(_all_keys())) == []
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "hsg").glob("*.py"))
+    sources = "".join(path.read_text(encoding="utf-8") for path in LIBRARY)
     metrics = set(re.findall(r"`((?:advantage|update|rollout|judge|strategy|reward)/[a-z_]+)`", text))
     assert len(metrics) > 8
     # Names are put together where they are made: the last part, without the level before it, stands in the code.
@@ -95,7 +98,7 @@ def test_pages_name_options_functions_and_files_that_exist(page: str) -> None:
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     keys = set(_all_keys())
     names = {key.split(".")[0] for key in keys if "." in key}
-    modules = {path.stem for path in (ROOT / "hsg").glob("*.py")}
+    modules = {path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in LIBRARY}
     found = 0
     for quoted in re.findall(r"`([^`\n]+)`", prose):
         head, dot, rest = (dotted := re.split(r"[:= ]", quoted)[0]).partition(".")
@@ -111,7 +114,7 @@ def test_pages_name_options_functions_and_files_that_exist(page: str) -> None:
             if head in names and dotted in keys:
                 found += 1
             elif head in modules:
-                owner: Any = importlib.import_module(f"hsg.{head}")
+                owner: Any = importlib.import_module(modules[head])
                 for part in rest.split("."):
                     owner = getattr(owner, part)
                 found += 1
@@ -122,7 +125,7 @@ def test_pages_name_options_functions_and_files_that_exist(page: str) -> None:
 
 @pytest.mark.parametrize("name", environments.available())
 def test_every_option_of_an_environment_is_told_with_its_default(name: str) -> None:
-    make = importlib.import_module(f"environments.{name}").make_task_set
+    make = importlib.import_module(f"hsg.environments.{name}").make_task_set
     rows = re.findall(r"^\| `([a-z_]+)` \| `(.+?)` \|", sections("environments.md")[name], re.MULTILINE)
     assert {key: yaml.safe_load(value.replace("None", "null")) for key, value in rows} == {
         key: parameter.default for key, parameter in inspect.signature(make).parameters.items()

@@ -321,7 +321,7 @@ def test_float32_equals_float64(batch):
     options = {"kl_coef": 0.1, "aggregation": "seq-mean-token-mean"}
     expected, _, _ = loss_and_gradient(batch, **options)
     single = {name: value.float() if value.dtype == torch.float64 else value for name, value in batch.items()}
-    single["advantages"] = batch["advantages"]  # float64, as hsg.advantages returns them
+    single["advantages"] = batch["advantages"]  # float64, as hsg.crediting.advantages returns them
     actual, _, _ = loss_and_gradient(single, **options)
     assert actual.dtype == torch.float32
     close(actual, expected, 1e-5)

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from fakes import HANG, GuessTaskSet, ScriptedDecoder
 
-import hsg.judge
 import hsg.rollout
-from hsg.config import Config, JudgeConfig
-from hsg.configfile import make_config
-from hsg.episode import Request
-from hsg.faults import fault_metrics
-from hsg.generation import Cost, Decoder
-from hsg.judge import Judge
+import hsg.strategy.judge
+from hsg.config.loading import make_config
+from hsg.config.options import Config, JudgeConfig
+from hsg.engine.generation import Cost, Decoder
+from hsg.model.policy import Policy
+from hsg.play.episode import Request
+from hsg.play.faults import fault_metrics
 from hsg.protocol import FAULTS, StopReason
-from hsg.rollout import Policy, Rollout, RolloutCosts
+from hsg.rollout import Rollout, RolloutCosts
+from hsg.strategy.judge import Judge
 from hsg.types import Judgment, Trajectory
 
 
@@ -265,7 +266,7 @@ def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: 
                 fresh = Decoder(self.model, self.chat.stop_ids, [stem], use_cache=False)
                 answer = fresh.sample(
                     [0], temperatures=[self.config.temperature], max_new_tokens=[self.config.max_tokens],
-                    generators=[hsg.judge.make_generator(*episode.request.key, "judgment")],
+                    generators=[hsg.strategy.judge.make_generator(*episode.request.key, "judgment")],
                 )[0]  # fmt: skip
                 assert decoder.rows[row] == stem + list(answer.ids)
                 assert judgment.text == self.chat.decode(answer.ids)
@@ -311,7 +312,7 @@ def test_judge_that_reads_the_turns(monkeypatch: pytest.MonkeyPatch, guesser: Po
 
     texts = ["<judgment>[1]</judgment>x<judgment>[2, 9, 2]</judgment>", "none"]
     Reader.script = staticmethod(lambda r, n: ([*chat.encode(texts[r % 2]), chat.end_id], True))
-    monkeypatch.setattr(hsg.judge, "Decoder", Reader)
+    monkeypatch.setattr(hsg.strategy.judge, "Decoder", Reader)
     make = self_judge(guesser, on_cache=False)
 
     def long_judge(rollout: Rollout) -> Judge:

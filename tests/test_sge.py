@@ -13,9 +13,9 @@ from fakes import GuessTaskSet
 from test_trainer import BASE, Make, make, rows_of  # noqa: F401 - `make` is a fixture
 
 from hsg.batch import collate
-from hsg.configfile import make_config
-from hsg.markers import MARKERS, parse_turn_strategy
-from hsg.models import score
+from hsg.config.loading import make_config
+from hsg.model.models import score
+from hsg.text.markers import MARKERS, parse_turn_strategy
 from hsg.trainer import Trainer
 
 SGE: dict[str, Any] = {"algorithm": "sge", "rollout": {"max_turns": 3, "max_action_tokens": 24}}

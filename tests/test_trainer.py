@@ -20,12 +20,12 @@ from fakes import FakeEncoder, GuessTaskSet
 import hsg.collector
 import hsg.trainer
 from hsg.batch import Row, collate
-from hsg.config import Config
-from hsg.configfile import make_config
-from hsg.distributed import Distributed
+from hsg.config.loading import make_config
+from hsg.config.options import Config
 from hsg.losses import AGGREGATIONS, LEVEL_REDUCTIONS
-from hsg.models import score
-from hsg.tracking import RunFolder
+from hsg.model.models import score
+from hsg.ranks.distributed import Distributed
+from hsg.run.tracking import RunFolder
 from hsg.trainer import Trainer
 from hsg.types import STRATEGY
 
@@ -475,8 +475,8 @@ torch.set_num_threads(1)
 import hsg.collector
 import hsg.trainer
 from fakes import FakeEncoder, GuessTaskSet
-from hsg.distributed import Distributed
-from hsg.tracking import RunFolder
+from hsg.ranks.distributed import Distributed
+from hsg.run.tracking import RunFolder
 from test_trainer import configure
 hsg.collector.load_encoder = lambda *_: FakeEncoder()
 model, folder, name = sys.argv[1:]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from hsg.nano import build_nano
+from hsg.config.options import NanoConfig
+from hsg.model.nano import build_nano
 from hsg.types import ACTION, Batch
-from hsg.warmstart_config import NanoConfig
 
 TEXTS = [
     "Find the key. You are in the hall. Ways: attic, cellar. <strategy>Search the attic first.</strategy>",

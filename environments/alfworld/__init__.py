@@ -19,11 +19,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments.alfworld import games
-from environments.alfworld.episode import AlfWorldTaskSet
-from environments.alfworld.games import KINDS, SPLITS
-from environments.alfworld.pool import Pool
-from environments.workers import usable_cores
+from hsg.environments.alfworld import games
+from hsg.environments.alfworld.episode import AlfWorldTaskSet
+from hsg.environments.alfworld.games import KINDS, SPLITS
+from hsg.environments.alfworld.pool import Pool
+from hsg.environments.workers import usable_cores
 
 __all__ = ["KINDS", "SPLITS", "make_task_set"]
 
@@ -75,7 +75,7 @@ def make_task_set(
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hsg" / "alfworld"
     cache = Path(cache_dir).expanduser() if cache_dir is not None else default
     if data == "generated":
-        from environments.alfworld.generate import cached_games
+        from hsg.environments.alfworld.generate import cached_games
 
         root = cached_games(cache, num_generated, kinds, num_workers)
     else:

@@ -19,9 +19,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from environments.alfworld import games
-from environments.alfworld.demonstrations import make_demonstrations
-from environments.alfworld.pool import Pool, Worker
+from hsg.environments.alfworld import games
+from hsg.environments.alfworld.demonstrations import make_demonstrations
+from hsg.environments.alfworld.pool import Pool, Worker
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
 LOADS_PER_STEP = 10

@@ -1,6 +1,6 @@
 """New ALFWorld games of all six types, for users without the data and for training tasks without end.
 
-    python -m environments.alfworld.generate --out DIR --num 100 --seed 0 [--types pick_two_obj_and_place ...]
+    python -m hsg.environments.alfworld.generate --out DIR --num 100 --seed 0 [--types pick_two_obj_and_place ...]
 
 A game: a room of the wheel, own objects in own places, a goal of the wheel's library, kept if the planner solves it.
 
@@ -30,8 +30,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from environments.alfworld import games, rooms
-from environments.alfworld.pool import Pool
+from hsg.environments.alfworld import games, rooms
+from hsg.environments.alfworld.pool import Pool
 from hsg.protocol import EnvironmentFault
 
 VERSION = 1  # raise it when the same seed gives other games

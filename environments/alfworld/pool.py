@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environments import workers
-from environments.workers import FORGET_SECONDS
+from hsg.environments import workers
+from hsg.environments.workers import FORGET_SECONDS
 from hsg.protocol import EnvironmentFault
 
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "environments.alfworld.worker")
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "hsg.environments.alfworld.worker")
 READ_BYTES = 1 << 16
 
 

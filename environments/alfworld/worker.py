@@ -24,7 +24,7 @@ import textworld
 from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
 from textworld.envs import PddlEnv
 
-from environments.alfworld import experts, speed
+from hsg.environments.alfworld import experts, speed
 
 _idle_libraries: list[Any] = []
 

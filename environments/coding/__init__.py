@@ -20,9 +20,9 @@ import math
 import os
 from collections.abc import Sequence
 
-from environments.coding.episode import CodingTaskSet
-from environments.coding.problems import DIFFICULTIES, read_problems
-from environments.coding.sandbox import Sandbox
+from hsg.environments.coding.episode import CodingTaskSet
+from hsg.environments.coding.problems import DIFFICULTIES, read_problems
+from hsg.environments.coding.sandbox import Sandbox
 
 __all__ = ["DIFFICULTIES", "make_task_set"]
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from environments.coding.grader import Verdict, extract_code, grade, ranges, show_value
-from environments.coding.problems import Problem
-from environments.coding.sandbox import Sandbox
+from hsg.environments.coding.grader import Verdict, extract_code, grade, ranges, show_value
+from hsg.environments.coding.problems import Problem
+from hsg.environments.coding.sandbox import Sandbox
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
 TASK = "Solve this problem in Python. You have {attempts}.\n\n{description}"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.coding.problems import Case, Problem
-from environments.coding.sandbox import Sandbox
+from hsg.environments.coding.problems import Case, Problem
+from hsg.environments.coding.sandbox import Sandbox
 
 TIMED_OUT = "Time limit exceeded."
 ENDED = "The process ended before it answered."

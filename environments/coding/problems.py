@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from environments.coding.driver import encode
+from hsg.environments.coding.driver import encode
 
 DIFFICULTIES = ("Easy", "Medium", "Hard")
 SPLITS = ("train", "dev", "test")

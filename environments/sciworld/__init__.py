@@ -14,12 +14,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments.sciworld import catalog
-from environments.sciworld.catalog import GROUPS, TASKS
-from environments.sciworld.engine import Pool
-from environments.sciworld.episode import SciWorldTaskSet
-from environments.sciworld.gold import ExpertStore
-from environments.workers import usable_cores
+from hsg.environments.sciworld import catalog
+from hsg.environments.sciworld.catalog import GROUPS, TASKS
+from hsg.environments.sciworld.engine import Pool
+from hsg.environments.sciworld.episode import SciWorldTaskSet
+from hsg.environments.sciworld.gold import ExpertStore
+from hsg.environments.workers import usable_cores
 
 __all__ = ["GROUPS", "TASKS", "make_task_set"]
 

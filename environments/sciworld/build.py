@@ -1,7 +1,7 @@
 """Make the packaged files of this environment again (users never need to; experts.jsonl.gz: see expert.py).
 
-python -m environments.sciworld.build --jar      Engine.java -> engine.jar, Java 8 byte code (needs a JDK)
-python -m environments.sciworld.build --splits   the engine's official splits -> splits.json
+python -m hsg.environments.sciworld.build --jar      Engine.java -> engine.jar, Java 8 byte code (needs a JDK)
+python -m hsg.environments.sciworld.build --splits   the engine's official splits -> splits.json
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import subprocess
 import tempfile
 
-from environments.sciworld.catalog import SPLITS_FILE, ask_engine
-from environments.sciworld.engine import ENGINE_JAR, HERE, find_jar
+from hsg.environments.sciworld.catalog import SPLITS_FILE, ask_engine
+from hsg.environments.sciworld.engine import ENGINE_JAR, HERE, find_jar
 
 
 def build_jar() -> None:

@@ -5,7 +5,7 @@
     ranges  task -> the variations of train, dev and test
 
 The official splits are the engine's own (getVariationsTrain, -Dev, -Test after a load): consecutive ranges of
-variation numbers.  `python -m environments.sciworld.build --splits` asks the engine again and writes splits.json.
+variation numbers.  `python -m hsg.environments.sciworld.build --splits` asks the engine again and writes splits.json.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def spread(items: range, limit: int | None) -> list[int]:
 
 def ask_engine() -> dict[str, list[list[int]]]:
     """The official splits from the engine itself, as {task: [[start, stop] of train, dev, test]}."""
-    from environments.sciworld.engine import Pool
+    from hsg.environments.sciworld.engine import Pool
 
     pool = Pool(num_engines=1, heap_mb=768)
     ranges = {}

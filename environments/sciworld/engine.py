@@ -21,8 +21,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments import workers
-from environments.workers import FORGET_SECONDS
+from hsg.environments import workers
+from hsg.environments.workers import FORGET_SECONDS
 from hsg.protocol import EnvironmentFault
 
 HERE = Path(__file__).parent

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from environments.sciworld import catalog
-from environments.sciworld.demonstrations import House, make_demonstrations, supports
-from environments.sciworld.engine import Engine, Pool
-from environments.sciworld.gold import ExpertStore
+from hsg.environments.sciworld import catalog
+from hsg.environments.sciworld.demonstrations import House, make_demonstrations, supports
+from hsg.environments.sciworld.engine import Engine, Pool
+from hsg.environments.sciworld.gold import ExpertStore
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
 LOAD_SECONDS = STEP_SECONDS = 300.0

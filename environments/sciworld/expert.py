@@ -1,6 +1,6 @@
 """Make the packaged expert actions: short, winning, and grounded in what the agent has read.
 
-    python -m environments.sciworld.expert --out environments/sciworld/experts.jsonl.gz
+    python -m hsg.environments.sciworld.expert --out environments/sciworld/experts.jsonl.gz
 
     gold path    open door to hallway, go to hallway, ..., look around, focus on parrot, ...
     shortened    teleport to outside, look around, focus on parrot, ...
@@ -23,9 +23,9 @@ import multiprocessing
 import re
 from pathlib import Path
 
-from environments.sciworld import catalog
-from environments.sciworld.engine import Engine, Pool
-from environments.sciworld.gold import GOLD_SECONDS, PACKAGED_SIMPLIFICATIONS
+from hsg.environments.sciworld import catalog
+from hsg.environments.sciworld.engine import Engine, Pool
+from hsg.environments.sciworld.gold import GOLD_SECONDS, PACKAGED_SIMPLIFICATIONS
 from hsg.protocol import EnvironmentFault
 
 # kind -> most variations of (train, dev). The other kinds take 20 actions and more, or minutes to shorten.

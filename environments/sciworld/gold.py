@@ -14,7 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from environments.sciworld.engine import Engine, Pool
+from hsg.environments.sciworld.engine import Engine, Pool
 from hsg.protocol import EnvironmentFault
 
 PACKAGED = Path(__file__).parent / "experts.jsonl.gz"

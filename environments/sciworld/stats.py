@@ -1,6 +1,6 @@
 """What each kind of task costs, to choose a mix for fast training.
 
-    python -m environments.sciworld.stats [--tasks Find Lifespan] [--variations 4]
+    python -m hsg.environments.sciworld.stats [--tasks Find Lifespan] [--variations 4]
 
 CPU milliseconds of the JVM for a load and for a step (after a warm-up round), words of the first observation and of
 an average later one, and the mean length of the expert actions (packaged ones, else gold paths where --gold is given).
@@ -12,8 +12,8 @@ import argparse
 import os
 from pathlib import Path
 
-from environments.sciworld import catalog, make_task_set
-from environments.sciworld.gold import packaged_experts
+from hsg.environments.sciworld import catalog, make_task_set
+from hsg.environments.sciworld.gold import packaged_experts
 from hsg.protocol import Task
 
 EXPLORE = ["look around", "teleport to kitchen", "look around", "inventory", "teleport to outside", "wait1"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from environments.toy.demonstrations import STRATEGIES, TURN_STRATEGIES, demonstrations
-from environments.toy.world import (
+from hsg.environments.toy.demonstrations import STRATEGIES, TURN_STRATEGIES, demonstrations
+from hsg.environments.toy.world import (
     AREAS,
     CLUES,
     GOALS,

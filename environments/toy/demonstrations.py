@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from environments.toy.world import AREAS, HALL, PLACES, TURN_LIMIT
+from hsg.environments.toy.world import AREAS, HALL, PLACES, TURN_LIMIT
 from hsg.protocol import Demonstration, Task
 
 STRATEGIES = (

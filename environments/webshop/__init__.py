@@ -23,11 +23,11 @@ import os
 from pathlib import Path
 from typing import get_args
 
-from environments.webshop import generate
-from environments.webshop.catalogue import Catalogue, Size, load_catalogue
-from environments.webshop.episode import Reward, WebShopTaskSet
-from environments.webshop.goals import Kind, make_goals
-from environments.webshop.reward import purchase_reward
+from hsg.environments.webshop import generate
+from hsg.environments.webshop.catalogue import Catalogue, Size, load_catalogue
+from hsg.environments.webshop.episode import Reward, WebShopTaskSet
+from hsg.environments.webshop.goals import Kind, make_goals
+from hsg.environments.webshop.reward import purchase_reward
 
 __all__ = ["Catalogue", "load_catalogue", "make_task_set", "purchase_reward"]
 

@@ -18,7 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from environments.webshop.porter import stem
+from hsg.environments.webshop.porter import stem
 
 _STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "

@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from environments.webshop.nouns import Nouns
-from environments.webshop.search import IndexBuilder, SearchIndex
+from hsg.environments.webshop.nouns import Nouns
+from hsg.environments.webshop.search import IndexBuilder, SearchIndex
 
 RESULTS = 50  # products that a search returns at most
 PRICE_SEED = 0  # upstream draws prices from the global generator; this seed gives the prices of the reference purchases

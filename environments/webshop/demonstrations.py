@@ -17,9 +17,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from environments.webshop import pages
-from environments.webshop.expert import PRICE_LIMIT, read_results, wanted_values
-from environments.webshop.goals import Goal
+from hsg.environments.webshop import pages
+from hsg.environments.webshop.expert import PRICE_LIMIT, read_results, wanted_values
+from hsg.environments.webshop.goals import Goal
 from hsg.protocol import Demonstration, Environment, Task
 
 QUERIES = ("all", "attributes", "kind")

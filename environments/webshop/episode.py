@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from environments.webshop import pages
-from environments.webshop.catalogue import RESULTS, Catalogue
-from environments.webshop.demonstrations import make_demonstrations
-from environments.webshop.expert import play_expert
-from environments.webshop.goals import SPLITS, Goal, split_goals
-from environments.webshop.reward import judge_purchase
+from hsg.environments.webshop import pages
+from hsg.environments.webshop.catalogue import RESULTS, Catalogue
+from hsg.environments.webshop.demonstrations import make_demonstrations
+from hsg.environments.webshop.expert import play_expert
+from hsg.environments.webshop.goals import SPLITS, Goal, split_goals
+from hsg.environments.webshop.reward import judge_purchase
 from hsg.protocol import Demonstration, Environment, StepResult, Task, TaskSet
 
 PER_PAGE = 10

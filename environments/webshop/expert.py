@@ -6,7 +6,7 @@
 
 It does not know the goal's product or the reward.  Its score, over all test goals:
 
-    python -m environments.webshop.expert --data FOLDER [--split test]
+    python -m hsg.environments.webshop.expert --data FOLDER [--split test]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from environments.webshop import pages
+from hsg.environments.webshop import pages
 from hsg.protocol import Environment
 
 MAX_OPENED = 4  # with four options to choose: 1 + 2 * 4 + 1 + 4 + 1 = 15 turns
@@ -88,7 +88,7 @@ def _names(wish: str, name: str, value: str) -> bool:
 def main() -> None:
     from tqdm import tqdm
 
-    import environments
+    from hsg import environments
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", default=None, help="folder with WebShop's files, or 'generated'")

@@ -1,6 +1,6 @@
 """A small catalogue of our own, in the very files that WebShop's have, for users without the data and for quick runs.
 
-    python -m environments.webshop.generate --out DIR [--num 800] [--seed 0]
+    python -m hsg.environments.webshop.generate --out DIR [--num 800] [--seed 0]
 
     NOVALI  "Quick Dry Shirts"  $24.5   color: red, navy, teal   size: small, large   [quick dry, long sleeve, ...]
 

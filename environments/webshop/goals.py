@@ -19,7 +19,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from environments.webshop.catalogue import Catalogue, Product
+from hsg.environments.webshop.catalogue import Catalogue, Product
 
 Kind = Literal["synthetic", "human"]
 Goal = dict[str, Any]

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from environments.webshop.catalogue import Product
+from hsg.environments.webshop.catalogue import Product
 
 SEPARATOR = " [SEP] "
 ASCII_SPACES = " \n\t\f\r"

@@ -21,7 +21,7 @@ from typing import Any
 from rapidfuzz.fuzz import token_set_ratio
 from rapidfuzz.utils import default_process
 
-from environments.webshop.catalogue import Catalogue, Product
+from hsg.environments.webshop.catalogue import Catalogue, Product
 
 FUZZY = 85  # a ratio above it is a match
 _COLOURS = (

@@ -1,6 +1,6 @@
 """Proof that the full data fit: a made-up catalogue of any size, loaded and searched, with its memory and times.
 
-    python -m environments.webshop.scale [--products 1180000] [--queries 100]
+    python -m hsg.environments.webshop.scale [--products 1180000] [--queries 100]
 
 Products are as long as the official ones (1.4 kB of text, 124 words of it indexed).  Words come from a vocabulary of
 300,000 with chances of 1 / (rank + 15): as in the official 1,000, the commonest are in about half of the products, the
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from environments.webshop.catalogue import load_catalogue
+from hsg.environments.webshop.catalogue import load_catalogue
 
 NUM_WORDS = 300_000
 OFFSET = 15  # of the ranks: real text without stop words has no word as common as 1 / rank would have it

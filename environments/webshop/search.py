@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from environments.webshop.analysis import term, tokens
+from hsg.environments.webshop.analysis import term, tokens
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 22  # postings weighted at once

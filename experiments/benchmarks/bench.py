@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.benchmarks.compare import ROOT, Comparison, Size, compare, growth, programs, table
+from hsg.experiments.benchmarks.compare import ROOT, Comparison, Size, compare, growth, programs, table
 
 PACKAGES = ("torch", "transformers", "accelerate", "trl")
 

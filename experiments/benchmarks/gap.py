@@ -1,4 +1,4 @@
-"""`python -m experiments.benchmarks.gap --model smollm2`: the sampler's log-probs against those of the update.
+"""`python -m hsg.experiments.benchmarks.gap --model smollm2`: the sampler's log-probs against those of the update.
 
     rows    conversations of two turns, sampled by the rollout's own decoder, in its weights
     gap     the update's own packed forward less the sampler's log-probs
@@ -28,16 +28,17 @@ from unittest.mock import patch
 import torch
 
 from hsg.batch import Row
-from hsg.build import make_policy
-from hsg.cache import RowCache
-from hsg.chat import Conversation
-from hsg.configfile import make_config
-from hsg.distributed import Distributed
-from hsg.gap import gap_of
-from hsg.generation import Decoder, make_generator
+from hsg.config.loading import make_config
+from hsg.engine.cache import RowCache
+from hsg.engine.generation import Decoder
+from hsg.engine.precision import compute_weights
+from hsg.engine.seeds import make_generator
 from hsg.learner import Learner
-from hsg.precision import compute_weights
-from hsg.rollout import Policy
+from hsg.measure.gap import gap_of
+from hsg.model.policy import Policy
+from hsg.ranks.distributed import Distributed
+from hsg.run.build import make_policy
+from hsg.text.chat import Conversation
 from hsg.types import ACTION, Tokens
 
 QUESTIONS = (
@@ -126,7 +127,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         scored = learner.settle_logprobs(rows)
         values = learner._gap_values or {}
-        gaps = [gap_of(s.trainer_logprobs, s.logprobs, s.response_mask) for s in scored if s.trainer_logprobs is not None]
+        gaps = [
+            gap_of(s.trainer_logprobs, s.logprobs, s.response_mask) for s in scored if s.trainer_logprobs is not None
+        ]
         said = "a warning" if learner.gap._warned else said
     except RuntimeError as error:
         said, gaps = f"stop: {error}", []

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from experiments.benchmarks import workload as w
-from experiments.benchmarks.meter import Meter
-from experiments.benchmarks.scripted import ScriptedTasks, scripted
-from hsg.configfile import make_config
-from hsg.distributed import Distributed
+from hsg.config.loading import make_config
+from hsg.experiments.benchmarks import workload as w
+from hsg.experiments.benchmarks.meter import Meter
+from hsg.experiments.benchmarks.scripted import ScriptedTasks, scripted
+from hsg.ranks.distributed import Distributed
 from hsg.trainer import Trainer
 
 OPTIONS: dict[str, Any] = {

@@ -26,16 +26,17 @@ from unittest.mock import patch
 import torch
 from transformers import AutoTokenizer
 
-from experiments.benchmarks import workload as w
-from experiments.benchmarks.bench import machine
-from experiments.benchmarks.compare import ROOT
-from experiments.benchmarks.meter import Meter
-from experiments.benchmarks.ours import OPTIONS
-from experiments.benchmarks.scripted import ScriptedTasks, scripted
-from hsg import build, collector
-from hsg.configfile import make_config
-from hsg.distributed import Distributed
-from hsg.models import load_policy
+from hsg import collector
+from hsg.config.loading import make_config
+from hsg.experiments.benchmarks import workload as w
+from hsg.experiments.benchmarks.bench import machine
+from hsg.experiments.benchmarks.compare import ROOT
+from hsg.experiments.benchmarks.meter import Meter
+from hsg.experiments.benchmarks.ours import OPTIONS
+from hsg.experiments.benchmarks.scripted import ScriptedTasks, scripted
+from hsg.model.models import load_policy
+from hsg.ranks.distributed import Distributed
+from hsg.run import build
 from hsg.trainer import Trainer
 
 N, M = 4, 8

@@ -17,10 +17,14 @@ from unittest.mock import patch
 
 import torch
 
-from experiments.benchmarks import workload as w
-from hsg import build, episode, generation, judge, strategies
-from hsg.chat import ChatFormat
+from hsg.engine import generation, seeds
+from hsg.experiments.benchmarks import workload as w
+from hsg.play import episode
 from hsg.protocol import Environment, StepResult, Task, TaskSet
+from hsg.run import build
+from hsg.strategy import judge
+from hsg.strategy import propose as strategies
+from hsg.text.chat import ChatFormat
 
 
 class ToolChat(ChatFormat):
@@ -73,7 +77,7 @@ class ScriptedTasks(TaskSet):
 @contextlib.contextmanager
 def scripted(responses: Callable[..., list[list[int]]]) -> Iterator[None]:
     """hsg with a generator of `key` that leads to `responses(*key)`: one list of ids per call that samples with it."""
-    make, sample = generation.make_generator, generation.sample_tokens
+    make, sample = seeds.make_generator, generation.sample_tokens
     token: dict[float, int] = {}
 
     def make_generator(*key: object) -> torch.Generator:

@@ -8,7 +8,7 @@ for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(k, "1")
 os.environ.update(TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
 warnings.filterwarnings("ignore")
-from experiments.benchmarks import workload as w
+from hsg.experiments.benchmarks import workload as w
 ap = argparse.ArgumentParser()
 ap.add_argument("--turns", type=int, default=8); ap.add_argument("--spread", type=int, default=2)
 ap.add_argument("--G", type=int, default=32); ap.add_argument("--A", type=int, default=16)

@@ -91,7 +91,7 @@ def embed(texts: Sequence[str], config: dict[str, Any], method: str) -> tuple[Ar
 
 
 def _encode(texts: Sequence[str], name: str) -> Array:
-    from hsg.models import load_encoder
+    from hsg.model.models import load_encoder
 
     encoder = load_encoder(name, "cuda" if torch.cuda.is_available() else "cpu")
     order = sorted(texts, key=len)  # short ones together: nothing is padded far

