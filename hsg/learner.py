@@ -23,7 +23,6 @@ from torch import Tensor
 from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, row_layout, unit_keys
 from hsg.config.options import Config
 from hsg.engine.packing import check_packing, packed_attention
-from hsg.engine.precision import compute_weights
 from hsg.engine.seeds import make_generator
 from hsg.learning.underway import NonfiniteError, Underway
 from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
@@ -83,7 +82,7 @@ class Learner:
             if parameter in self.optimizer.state:
                 moments[name] = {k: self.distributed.whole(v) for k, v in self.optimizer.state[parameter].items()}
         state: dict[str, Any] = {"moments": moments, "learning_rate": self.optimizer.param_groups[0]["lr"]}
-        state["noise"] = None if self.gap.noise is None else vars(self.gap.noise)
+        state["noise"] = self.gap.noise and vars(self.gap.noise)
         state |= {name: getattr(self, name) for name in ("optimizer_steps", "progress", "nonfinite_in_a_row")}
         if self.underway is not None:
             mine = {**self.underway.state_dict(), "costs": vars(self.costs)}
@@ -98,8 +97,7 @@ class Learner:
                 self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
         for group in self.optimizer.param_groups:
             group["lr"] = state["learning_rate"]
-        noise = state.get("noise")  # a run of an earlier version measures it anew
-        self.gap.noise = None if noise is None else Spread(**noise)
+        self.gap.noise = state["noise"] and Spread(**state["noise"])
         for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
             setattr(self, name, state[name])
         if "underway" in state:
@@ -318,8 +316,7 @@ class Learner:
         `recomputed` scores them, `sampled` does not, and `auto` does unless one optimizer step uses all of an iteration.
         Either way sampler and training forward are compared, here or in the first step (gap.py).
         """
-        if self.gap.noise is None:
-            self.gap.noise = self._noise(sampled)
+        self.gap.probe(self.model, sampled)
         if not self.config.recomputes_logprobs:
             return list(sampled)
         rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, i) for i, t in enumerate(sampled) if t.num_sampled]
@@ -336,24 +333,6 @@ class Learner:
             return batch.trainer_logprobs
         # Weights that have not moved since the rollout: this forward is the one before the update too.
         return batch.old_logprobs if self.gap.importance == "none" else logprobs.detach()
-
-    @torch.no_grad()
-    def _noise(self, sampled: Sequence[Tokens]) -> Spread | None:
-        """What rounding does to log-probs of this model (gap.py), from some rows of the main rank; None: it has none yet.
-
-        Packed as the update forwards them, in its weights, and padded in the sampler's. It is done once in a run, and its
-        positions are in no cost.
-        """
-        rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, 0) for t in sampled if t.num_sampled]
-        rows = self.distributed.from_main(next(microbatches(rows, self.config.update.microbatch_tokens), []))
-        if not rows:
-            return None
-        batch = collate(rows).to(self.distributed.device)
-        with self._attention(self.model):
-            packed, _ = score(self.model, batch, layout=row_layout(rows, batch, self.config.update.packing))
-        with compute_weights(self.model):
-            padded, _ = score(self.model, batch)
-        return self.gap.spread([gap_of(packed, padded, batch.response_mask)])
 
     def _with_reference(self, rows: list[Row]) -> list[Row]:
         """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""

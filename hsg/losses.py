@@ -105,7 +105,7 @@ def policy_loss(
         clipped = torch.where(advantages >= 0, ratio > bound, ratio < bound)
     surrogate = torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp()) * advantages
     metrics: Metrics = {}
-    if importance != "none":
+    if sampled_logprobs is not None and importance != "none":
         gap = torch.where(mask, (old_logprobs - sampled_logprobs).detach().to(dtype), 0.0)
         weight = importance_weights(gap, importance, importance_cap)
         surrogate = surrogate * weight

@@ -90,9 +90,10 @@ def planted(fault: str) -> Iterator[None]:
         begin = max(map(len, decoder.rows)) * 2 // 3
         return forward(decoder, ids, torch.where(positions > begin, positions - begin, positions), *given, **more)
 
-    with patch.object(RowCache, "aim", blind if fault == "mask" else aim):
-        with patch.object(Decoder, "_logits", anew if fault == "positions" else forward):
-            yield
+    seen = patch.object(RowCache, "aim", blind if fault == "mask" else aim)
+    counted = patch.object(Decoder, "_logits", anew if fault == "positions" else forward)
+    with seen, counted:
+        yield
 
 
 def move_on(learner: Learner, rows: Sequence[Tokens]) -> None:

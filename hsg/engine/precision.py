@@ -71,7 +71,7 @@ def compute_weights(*models: Any) -> Iterator[None]:
 
 
 def head_weight(model: Any) -> Tensor | None:
-    """The head's matrix (V, D) in bfloat16, cast once for many calls `head(hidden, weight)`; None: there is nothing to cast."""
+    """The head's matrix (V, D) in bfloat16, cast once for many calls `head(hidden, weight)`; None: nothing to cast."""
     head = _linear_head(model)
     return head.weight.to(HALF) if head is not None and _is_on(head.weight.device) else None
 

@@ -12,6 +12,7 @@ weights of the tokens behind it say so).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -21,13 +22,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsg.batch import Row, collate, microbatches, row_layout
 from hsg.config.options import Config
-from hsg.engine.precision import is_half
+from hsg.engine.packing import packed_attention
+from hsg.engine.precision import compute_weights, is_half
 from hsg.losses import importance_weights
+from hsg.model.models import score
 from hsg.ranks.distributed import Distributed
+from hsg.types import ACTION, Tokens
 
 WARN, STOP = 3.0, 20.0
 """Times the noise: of its p99, of its mean."""
+FLOOR, CEILING = {False: 1e-4, True: 1e-2}, 10.0
+"""Nats by is_half: what no noise is below; and how many times that the mean is taken for rounding at most. Two training
+forwards that differ by more are two distributions themselves."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -68,10 +76,29 @@ class GapCheck:
         self.config, self.distributed = config, distributed
         self.importance = importance_of(config, model)
         self.noise: Spread | None = None
-        self._floor = 1e-2 if is_half(model) else 1e-4
+        self._floor = FLOOR[is_half(model)]
         sizes = vars(model.config.get_text_config())
         self._has_experts = any((sizes.get(name) or 0) > 1 for name in EXPERTS)
         self._warned = False
+
+    @torch.no_grad()
+    def probe(self, model: Any, sampled: Sequence[Tokens]) -> None:
+        """Measure the noise, once in a run, on some rows of the main rank; its positions are in no cost. Collective.
+
+        One forward as the update's, packed and in its weights, and one padded in the sampler's.
+        """
+        if self.noise is not None:
+            return
+        rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, 0) for t in sampled if t.num_sampled]
+        rows = self.distributed.from_main(next(microbatches(rows, self.config.update.microbatch_tokens), []))
+        if not rows:
+            return
+        batch, packing = collate(rows).to(self.distributed.device), self.config.update.packing
+        with contextlib.nullcontext() if packing == "off" else packed_attention(model):
+            packed, _ = score(model, batch, layout=row_layout(rows, batch, packing))
+        with compute_weights(model):
+            padded, _ = score(model, batch)
+        self.noise = self.spread([gap_of(packed, padded, batch.response_mask)])
 
     def __call__(self, gaps: Sequence[Tensor]) -> dict[str, float]:
         """Metrics of an iteration's gap on this rank's tokens. RuntimeError where it is too wide. Collective."""
@@ -108,7 +135,8 @@ class GapCheck:
 
     def _judge(self, spread: Spread) -> None:
         noise = self.noise or Spread()
-        limit = self.config.rollout.max_logprob_gap or STOP * max(noise.mean, self._floor)
+        usual_mean = min(max(noise.mean, self._floor), CEILING * self._floor)
+        limit = self.config.rollout.max_logprob_gap or STOP * usual_mean
         if spread.mean > limit:
             raise RuntimeError(
                 "log-probs of the sampler and of the training forward must agree within rollout.max_logprob_gap = "
