@@ -71,7 +71,7 @@ class Strategy:
     parsed: bool
     truncated: bool  # the token limit cut it off
     tokens: Tokens  # prompt + response, the row that is trained
-    token_limit: int
+    token_limit: int  # of a strategy, whatever room its prompt left
     prompt: str = ""  # what the policy was asked, a reflection included
     reflection: Reflection | None = None  # the earlier attempt that the prompt showed
 
@@ -105,12 +105,14 @@ class Turn:
     valid: bool  # parsed, sent and understood by the environment
     truncated: bool  # the token limit cut the response off
     row: int  # which of the trajectory's token rows holds it
-    start: int  # its sampled tokens are row.response positions [start, stop) of the (T-1)-aligned tensors
+    start: int  # its trained tokens are row.response positions [start, stop) of the (T-1)-aligned tensors
     stop: int
-    token_limit: int
+    token_limit: int  # of a response, whatever room its row had left
     strategy: str | None = None  # the turn's own, where each has one (`strategy.per: turn`); None: none was found
     num_strategy_tokens: int = 0  # the first of its sampled tokens: those at the strategy's temperature
     strategy_missing: bool = False  # one was asked for and not found
+    several_actions: bool = False  # more than one action stood in it
+    num_cut: int = 0  # sampled tokens behind `stop` that are not trained: what was invented after the first action
 
     @property
     def parsed(self) -> bool:
@@ -119,6 +121,10 @@ class Turn:
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
+
+    @property
+    def num_sampled(self) -> int:
+        return self.num_tokens + self.num_cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +166,7 @@ class Judgment:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of both levels, right-padded. The only padded thing in the code base; see the alignment law above.
+    """Rows of both levels, right-padded. The only padded thing in the code base; the alignment law of hsg/types.py holds.
 
     input_ids       (B, T)    int64
     attention_mask  (B, T)    int64  1 = real

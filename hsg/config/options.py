@@ -5,12 +5,20 @@ Deliberately absent: config objects that know how to build things, options that 
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hsg.config.checks import require
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,12 @@ class PromptsConfig:
     style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
     format: Literal["tags", "coding", "langr", "androidworld", "appworld"] = "tags"  # what stands around an action
     markers: dict[str, str] = field(default_factory=dict)  # replaces single marks of the format (markers.py)
+    action_block: Literal["first", "last"] = "last"  # of several actions; first: what is behind it is not trained
+    date: str | None = None  # YYYY-MM-DD for a chat template that asks the clock; None: the day the run begins
     templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
+
+    def __post_init__(self) -> None:
+        require(self.date is None or _is_date(self.date), "prompts.date", "a date as YYYY-MM-DD, or null", self.date)
 
 
 @dataclass(frozen=True)
@@ -199,8 +212,8 @@ class RewardConfig:
         "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
     )
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
+    length_penalty: bool = False  # of responses near their limit: rollout.max_action_tokens, strategy.max_tokens
+    length_penalty_start: float = 0.5  # share of that limit from which it grows, to -1 at the limit
     scale: float = 1.0  # outcomes are multiplied by it before anything else
     invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
 
@@ -495,6 +508,8 @@ class WarmstartConfig:
 
 @dataclass(frozen=True)
 class Config:
+    """One run: what stands at the top level, and a section for each part."""
+
     algorithm: str = "strata"  # selects a bundle of options, every one of which can be overridden
     seed: int = 0
     num_tasks: int = 4  # P, tasks per iteration

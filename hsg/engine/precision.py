@@ -31,7 +31,7 @@ def is_half(model: Any) -> bool:
 
 @contextlib.contextmanager
 def autocast(model: Any) -> Iterator[None]:
-    """The compute precision of a model that `load_policy` made; sampling and scoring both run under it."""
+    """The compute precision of a model that `load_model` made; sampling and scoring both run under it."""
     if not is_half(model):
         yield
         return

@@ -38,6 +38,7 @@ from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
 from hsg.engine.precision import autocast, head_weight
 from hsg.model.sharding import with_weights
+from hsg.text.chat import with_template_end
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
@@ -128,7 +129,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
-def load_policy(
+def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -218,10 +219,10 @@ def _plain_generation(model: Any, tokenizer: Any) -> GenerationConfig:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: all eos ids of the generation config, then the tokenizer's."""
+    """Every id that ends a response: all eos ids of the generation config, the tokenizer's, the chat template's own end."""
     declared = model.generation_config.eos_token_id
     ids = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
+    return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
 def head_logits(model: Any, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -373,7 +374,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
-    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
     with _restated(path, "model.encoder"):
