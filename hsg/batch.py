@@ -192,8 +192,11 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
             out[i, : len(value)] = value
         return out
 
-    reference = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    assert len(reference) in (0, len(rows)), "either every row has reference log-probs or none has"
+    def stack_known(values: Sequence[Tensor | None]) -> Tensor | None:
+        known = [value for value in values if value is not None]
+        assert len(known) in (0, len(rows)), "either every row has log-probs of another forward or none has"
+        return stack(known, width - 1, 0.0) if known else None
+
     mask = stack([row.tokens.response_mask for row in rows], width - 1, 0)
     return Batch(
         input_ids=stack([row.tokens.input_ids for row in rows], width, pad_id),
@@ -203,7 +206,8 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
         advantages=stack([row.advantages for row in rows], width - 1, 0.0),
         temperatures=stack([row.tokens.temperatures for row in rows], width - 1, 1.0),
         levels=torch.tensor([row.level for row in rows])[:, None].expand(mask.shape),
-        ref_logprobs=stack(reference, width - 1, 0.0) if reference else None,
+        ref_logprobs=stack_known([row.ref_logprobs for row in rows]),
+        trainer_logprobs=stack_known([row.tokens.trainer_logprobs for row in rows]),
     )
 
 

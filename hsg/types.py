@@ -31,14 +31,16 @@ class Tokens:
 
     input_ids      (T,)    int64
     response_mask  (T-1,)  bool     True where the policy sampled input_ids[t + 1]
-    logprobs       (T-1,)  float32  nats at `temperatures`, 0.0 where the mask is False
+    logprobs       (T-1,)  float32  the sampler's, nats at `temperatures`, 0.0 where the mask is False
     temperatures   (T-1,)  float32  the temperature each token was sampled at, 1.0 where the mask is False
+    trainer_logprobs  (T-1,) float32  the training forward's before the update, or None (`Learner.settle_logprobs`)
     """
 
     input_ids: Tensor
     response_mask: Tensor
     logprobs: Tensor
     temperatures: Tensor
+    trainer_logprobs: Tensor | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -169,11 +171,12 @@ class Batch:
     input_ids       (B, T)    int64
     attention_mask  (B, T)    int64  1 = real
     response_mask   (B, T-1)  bool   True = sampled by the policy and trained
-    old_logprobs    (B, T-1)  float32
+    old_logprobs    (B, T-1)  float32  the sampler's
     advantages      (B, T-1)  float32
     temperatures    (B, T-1)  float32
     levels          (B, T-1)  int64  STRATEGY or ACTION
     ref_logprobs    (B, T-1)  float32 or None
+    trainer_logprobs  (B, T-1) float32 or None
     """
 
     input_ids: Tensor
@@ -184,6 +187,7 @@ class Batch:
     temperatures: Tensor
     levels: Tensor
     ref_logprobs: Tensor | None = None
+    trainer_logprobs: Tensor | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

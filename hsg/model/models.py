@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from hsg.config.options import ModelConfig
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
-from hsg.engine.precision import autocast
+from hsg.engine.precision import autocast, head_weight
 from hsg.model.composite import hub_class, processor_files, text_part
 from hsg.model.folder import require_rows, require_tokenizer, resolve_model, short_names
 from hsg.model.sharding import with_weights
@@ -197,13 +197,14 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
-def head_logits(model: Any, hidden: Tensor) -> Tensor:
+def head_logits(model: Any, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
     """Logits of last hidden states, exactly as the model's own forward makes them (`check_head` holds it to that).
 
-    hidden (..., D) -> (..., V) in float32 (float64 for a float64 model).
+    hidden (..., D) -> (..., V) in float32 (float64 for a float64 model). `weight`: that of `precision.head_weight`.
     """
     config = model.config.get_text_config()
-    logits = model.get_output_embeddings()(hidden)
+    head = model.get_output_embeddings()
+    logits = head(hidden) if weight is None else head(hidden, weight)
     if logits.dtype != torch.float64:
         logits = logits.float()
     if scale := getattr(config, "logit_scale", None):  # Cohere
@@ -274,6 +275,7 @@ def score(
         raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
     with autocast(model):
         sampled = sampled_hidden(model, batch, layout)  # (n, D)
+        weight = head_weight(model)  # cast once for all chunks, and for their second forward
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
         vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -284,7 +286,7 @@ def score(
         pieces = []
         for start in range(0, len(targets), chunk_tokens):
             piece = slice(start, start + chunk_tokens)
-            arguments = (model, sampled[piece], targets[piece], temperatures[piece], with_entropy)
+            arguments = (model, weight, sampled[piece], targets[piece], temperatures[piece], with_entropy)
             pieces.append(lean(*arguments) if again else _chunk(*arguments))
     # Keeps a batch without a sampled token in the graph: every rank must be able to call backward.
     nothing = sampled.flatten()[:0].sum()
@@ -294,10 +296,10 @@ def score(
 
 
 def _chunk(
-    model: Any, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+    model: Any, weight: Tensor | None, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """(n, D), (n,), (n,) -> log-probs (n,) and entropies (n,)."""
-    logits = head_logits(model, hidden)
+    logits = head_logits(model, hidden, weight)
     logits = logits / temperatures.to(logits.dtype)[:, None]  # (n, V)
     logs = logits.log_softmax(-1)
     entropy = logs.new_zeros(len(targets))

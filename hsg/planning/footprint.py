@@ -29,7 +29,6 @@ CHUNK_LOGITS = 2**24
 """As in models.py: logits that exist at once, and the most that are kept for the backward pass."""
 HEAD_BYTES = 16  # of a logit: scaled, its log-softmax, the probability, and their product for the entropy
 SAMPLE_BYTES = 20  # of a logit while a token is picked: as it comes, its log-softmax and exp, and a float64 sum
-MASK_BYTES = 10  # of a (query, key) pair of a rollout's mask: two booleans and two float32
 
 
 @dataclass(frozen=True)
@@ -205,15 +204,17 @@ def microbatch_tokens(config: Config, rows: Rows) -> int:
 
 
 def cache_bytes(model: Architecture, setting: Setting) -> int:
-    """Keys and values of one position. Rotation by float32 angles makes float32 keys where hidden states are float32."""
-    return model.num_layers * model.key_size * (setting.hidden + setting.compute)
+    """Keys and values of one position, in the compute dtype."""
+    return model.num_layers * model.key_size * 2 * setting.compute
 
 
 def _gathered(model: Architecture, config: Config, setting: Setting) -> int:
-    """Whole weights in the compute dtype, or the root and two layers where ranks forward together."""
-    if not setting.sharded:
-        return 0
-    whole = model.parameters if config.rollout.weights == "gathered" else model.root + 2 * model.layer
+    """Whole weights in the compute dtype: a copy, or gathered; the root and two layers where ranks forward together."""
+    if not (setting.sharded or setting.half):
+        return 0  # master weights do it
+    whole = model.parameters
+    if setting.sharded and config.rollout.weights == "sharded":
+        whole = model.root + 2 * model.layer
     judged_by_another = config.judge.enabled and config.judge.model == "reference" and not config.model.lora.rank
     return setting.compute * whole * (2 if judged_by_another else 1)
 
@@ -222,12 +223,10 @@ def _forward_bytes(model: Architecture, config: Config, setting: Setting, rows: 
     """The larger of: all rows of a stream read what came in a turn; they pick one token each."""
     in_stream = math.ceil(rows.at_once / min(config.rollout.streams, rows.at_once))
     tokens = in_stream * min(turn_tokens, rows.length)
-    read = tokens * (3 * setting.hidden * model.hidden_size + 3 * setting.compute * model.intermediate_size)
-    read += MASK_BYTES * tokens * rows.length
+    read = tokens * setting.compute * (3 * model.hidden_size + 3 * model.intermediate_size)
+    read += (2 + 2 * setting.compute) * tokens * rows.length  # the mask: two booleans and twice what is added to scores
     pick = SAMPLE_BYTES * in_stream * model.vocabulary
-    # Autocast makes a copy of each float32 matrix where it is used; the largest is the head.
-    copy = 2 * model.head if setting.half and not setting.sharded else 0
-    return max(read, pick) + copy
+    return max(read, pick)
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -321,7 +320,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     positions = rows.trajectories * rows.length
     per_row = min(rows.length, config.rollout.max_turns * config.rollout.max_action_tokens)
     sampled = rows.trajectories * per_row
-    # Decoding steps: each reads all weights (autocast: float32 ones, and writes and reads a copy) and half a cache.
+    # Decoding steps: each reads all weights, in the compute dtype, and half a cache.
     streams = min(config.rollout.streams, rows.at_once)
     steps = rows.waves * streams * per_row
     extra = 0
@@ -333,17 +332,13 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
         positions, sampled = positions + judged, sampled + judged
         extra += rows.waves * streams * config.judge.max_tokens
     weights = model.num_layers * model.layer + model.head
-    read = weights * (8 if setting.half and not setting.sharded else setting.compute)
+    read = weights * setting.compute
     held = rows.at_once / streams * rows.length / 2 * cache_bytes(model, setting)
     decode = (steps + extra) * read + steps * held
 
     trained, scored = rows.trajectories * rows.length, rows.trajectories * per_row
     again = 1 if config.model.gradient_checkpointing else 0
-    num_strategies, num_rollouts = config.group_shape
-    of_all = config.num_tasks * num_strategies * num_rollouts
-    one_step = (config.update.minibatch_trajectories or of_all) >= of_all and not config.update.minibatch_turns
-    mode = config.rollout.logprobs
-    scorings = int(mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1)))
+    scorings = int(config.recomputes_logprobs)
     scorings += config.loss.kl_coef > 0  # the reference's
     forward_backward = 2 if config.model.lora.rank else 3
     passes = scorings + config.update.epochs * (forward_backward + again)

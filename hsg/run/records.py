@@ -160,10 +160,13 @@ TOKEN_FIELDS = ("input_ids", "response_mask", "old_logprobs", "temperatures", "a
 def _token_record(tokens: Tokens, advantages: Tensor, trained: bool) -> dict[str, Any]:
     """The row's tokens; of a row that is not trained (a broken environment's) the mask is 0 everywhere."""
     mask = tokens.response_mask & trained
-    return {
+    record = {
         "input_ids": tokens.input_ids.tolist(),
         "response_mask": mask.long().tolist(),
         "old_logprobs": torch.where(mask, tokens.logprobs, 0.0).tolist(),
         "temperatures": torch.where(mask, tokens.temperatures, 1.0).tolist(),
         "advantages": advantages.tolist(),
     }
+    if tokens.trainer_logprobs is not None:
+        record["trainer_logprobs"] = torch.where(mask, tokens.trainer_logprobs, 0.0).tolist()
+    return record
