@@ -31,7 +31,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs view notebooks clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs view picture notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -146,11 +146,16 @@ format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-docs: setup ## write docs/configuration.md from the dataclasses
+docs: setup ## write docs/configuration.md from the dataclasses, docs/api.md from the docstrings
 	@$(BIN)/python -m hsg.experiments.upkeep.reference
+	@$(BIN)/python -m hsg.experiments.upkeep.api
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))
+
+picture: setup ## docs/viewer.png, the picture in README: a run in the toy world (or RUN=runs/NAME), seen by Chromium
+	@$(if $(RUN),,$(LAUNCH) experiments/run.py --config $(CONFIG_toy) --set run.name=picture --resume auto)
+	@$(BIN)/python -m hsg.experiments.viewer.picture $(or $(RUN),runs/picture)
 
 notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.notebooks $(ONE)

@@ -35,7 +35,7 @@ from hsg.model.policy import Policy
 from hsg.protocol import Task, TaskSet
 from hsg.ranks import stopping
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.run.files import write_whole
 from hsg.run.taskfile import write_task_file
 
@@ -88,7 +88,7 @@ def evaluate_model(
     """Split -> summary of one model; each is written as JSON, its samples beside it."""
     if distributed.is_main:
         print(f"model:   {asked.model}", flush=True)  # of a run: which of its checkpoints
-    policy = make_policy(asked.config, asked.model, distributed.device)
+    policy = load_policy(asked.config, asked.model, distributed.device)
     summaries = {}
     for split, settings in asked.settings.items():
         opened = distributed.from_main_or_fail(functools.partial(open_samples, asked, split))

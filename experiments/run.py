@@ -11,13 +11,15 @@ checkpoint written before the command ends with status 143 or 130.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,14 +56,22 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(config_path: str | Path | None, overrides: list[str], resume: str = "none") -> Path | None:
-    """The whole run. Returns its folder (on the main process)."""
-    import torch
+def train(config_path: str | Path | None = None, overrides: Sequence[str] = (), resume: str = "none") -> Path | None:
+    """The whole run, as `hsg train` makes it: warm start, evaluations, iterations, a table. Returns its folder.
 
+    config_path  a YAML file with the differences from the defaults; None: experiments/configs/quickstart.yaml
+    overrides    `section.key=value`, as behind --set
+    resume       none, auto, or the folder of the run to go on with
+
+    None on all processes but the main one. ValueError says in one line what is wrong with an option.
+    """
     from hsg.experiments.reading.resume import find_run, read_config
-    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
+    import torch  # only now: what is wrong with the configuration is said at once
+
+    from hsg.ranks.distributed import Distributed
+
     distributed = Distributed(config.distributed)
     try:
         if "OMP_NUM_THREADS" not in os.environ:
@@ -97,6 +107,8 @@ def opened(
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
     from hsg import environments
     from hsg.config.loading import unused_options
+    from hsg.experiments.reading.resume import same_date
+    from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
@@ -114,11 +126,20 @@ def opened(
                 print(f"resuming {resumed.folder} from {checkpoint.name}")
         else:
             model_path = prepare_model(config, task_set, distributed)
-        trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
+        if resumed:
+            config = distributed.from_main_or_fail(lambda: same_date(config, resumed.folder))
+        # A template may write the date into every prompt: one for all ranks, however long the run lasts.
+        date = config.prompts.date or distributed.from_main(datetime.date.today().isoformat())
+        told = replace(config, prompts=replace(config.prompts, date=date))
+        trainer = Trainer(told, task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
+        if config.model.lora.rank and distributed.is_main and (frozen := frozen_line(trainer.model)):
+            print(frozen, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
-            trainer.run = RunFolder(config, name, resume=logs)
+            judge = trainer.collector.judge
+            chats = [trainer.policy.chat, *([judge.chat] if judge else [])]
+            trainer.run = RunFolder(told if any(c.asks_the_clock for c in chats) else config, name, resume=logs)
             stack.callback(trainer.run.close)
         yield task_set, trainer
 
@@ -157,7 +178,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
     from hsg.measure.evaluation import evaluation_tasks
     from hsg.model.lora import check_peft
-    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.model.models import load_tokenizer
     from hsg.run.build import training_tasks
     from hsg.text.prompts import Prompts
 
@@ -168,7 +189,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     if config.evaluation.test_split is not None:
         evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
-        resolve_model(config.model.path)
+        load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     if config.strategy.per == "episode":
         load_tokenizer(config.model.encoder, key="model.encoder")
     if config.judge.enabled and config.judge.model not in ("self", "reference"):
@@ -222,7 +243,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
     """What the config asks to be measured after the last iteration."""
     from hsg.experiments.warmstart import continue_training
     from hsg.measure.evaluation import evaluate, evaluation_tasks
-    from hsg.run.build import make_policy
+    from hsg.run.build import load_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")
@@ -236,7 +257,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
         distributed, made = trainer.distributed, None
         if distributed.is_main:
             made = str(continue_training(config, task_set, Path(trainer.model_path), trainer.seconds))
-        policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
+        policy = load_policy(config, str(distributed.from_main(made)), distributed.device)
         tasks = trainer.evaluation_tasks
         record = evaluate(
             config, policy, task_set, tasks, distributed, label="supervised control", iteration=iterations
@@ -268,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
     with stopping.handlers():
         try:
             given = parse_arguments(arguments)
-            run(given.config, given.set, given.resume)
+            train(given.config, given.set, given.resume)
         except ValueError as error:
             if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
                 raise

@@ -40,7 +40,10 @@ def build_rows(
     trajectories: Sequence[Sequence[Sequence[Trajectory]]],
     credit: Credit,
 ) -> list[Row]:
-    """The rows of one iteration. What is invalid has none: no token of it is trained."""
+    """The rows of one iteration, strategies' and turns'. What is invalid has none: no token of it is trained.
+
+    strategies (P, N) or None; trajectories (P, N, M), whose own rows follow that of their strategy.
+    """
     rows: list[Row] = []
     flat = 0
     for p, groups in enumerate(trajectories):
@@ -179,7 +182,7 @@ def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
-    """Right-pad rows into one Batch. What stands at padding is masked by position; `pad_id` only has to exist."""
+    """Right-pad B rows into one Batch (B, T). What stands at padding is masked by position; `pad_id` only has to exist."""
     width = max(len(row) for row in rows)
     lengths = torch.tensor([len(row) for row in rows])
 
@@ -189,8 +192,11 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
             out[i, : len(value)] = value
         return out
 
-    reference = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    assert len(reference) in (0, len(rows)), "either every row has reference log-probs or none has"
+    def stack_known(values: Sequence[Tensor | None]) -> Tensor | None:
+        known = [value for value in values if value is not None]
+        assert len(known) in (0, len(rows)), "either every row has log-probs of another forward or none has"
+        return stack(known, width - 1, 0.0) if known else None
+
     mask = stack([row.tokens.response_mask for row in rows], width - 1, 0)
     return Batch(
         input_ids=stack([row.tokens.input_ids for row in rows], width, pad_id),
@@ -200,7 +206,8 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
         advantages=stack([row.advantages for row in rows], width - 1, 0.0),
         temperatures=stack([row.tokens.temperatures for row in rows], width - 1, 1.0),
         levels=torch.tensor([row.level for row in rows])[:, None].expand(mask.shape),
-        ref_logprobs=stack(reference, width - 1, 0.0) if reference else None,
+        ref_logprobs=stack_known([row.ref_logprobs for row in rows]),
+        trainer_logprobs=stack_known([row.tokens.trainer_logprobs for row in rows]),
     )
 
 

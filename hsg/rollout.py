@@ -65,7 +65,7 @@ class Rollout:
         *,
         temperature: float,
         strategy_temperature: float | None = None,
-        costs: RolloutCosts,
+        costs: RolloutCosts | None = None,
         judge: Judge | None = None,
         on_progress: Callable[[int], None] = lambda finished: None,
     ) -> tuple[list[Trajectory], list[Judgment]]:
@@ -74,7 +74,9 @@ class Rollout:
         Those that their environment broke are played again, up to `rollout.env_retries` times, with the same seeds: a world
         that works this time gives what it would have given at once.
         strategy_temperature  of the strategy that begins a response (`strategy.per: turn`); None: `temperature`
+        costs                 what is forwarded is added there
         """
+        costs = costs or RolloutCosts()
         first = temperature if strategy_temperature is None else strategy_temperature
         trajectories, judgments = self._play(episodes, (first, temperature), costs, judge, on_progress)
         for attempt in range(1 + self.config.rollout.env_retries):
@@ -166,17 +168,16 @@ class _Stream:
             return
         self._feed(asked)
         assert self.decoder is not None
-        rooms = [e.room(limit) for e, _ in asked]
         responses = self.decoder.sample(
             [self._row[id(e)] for e, _ in asked],
             temperatures=[self.temperature] * len(asked),
             generators=[e.generator for e, _ in asked],
-            max_new_tokens=rooms,
+            max_new_tokens=[e.room(limit) for e, _ in asked],
             first_segment=self.rollout.first_segment,
             first_temperatures=[self.strategy_temperature] * len(asked),
         )
-        for (episode, _), response, room in zip(asked, responses, rooms, strict=True):
-            episode.receive(response, room)
+        for (episode, _), response in zip(asked, responses, strict=True):
+            episode.receive(response)
 
     def _feed(self, asked: Sequence[tuple[Episode, list[int]]]) -> None:
         """Hand the new ids to the decoder; the first turn, and every turn of window context, starts a new one."""

@@ -29,7 +29,7 @@ from hsg.model.policy import Policy
 from hsg.play.episode import Request
 from hsg.protocol import TaskSet
 from hsg.rollout import Rollout, RolloutCosts
-from hsg.run.build import make_judge, make_policy
+from hsg.run.build import load_policy, make_judge
 from hsg.run.files import write_whole
 from hsg.strategy.propose import propose
 from hsg.text.prompts import Prompts, parse_judgment
@@ -45,7 +45,7 @@ def report(
     is left out.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policy = make_policy(config, folder, device)
+    policy = load_policy(config, folder, device)
     found = _play(config, policy, task_set, num_tasks, "episode") | _play(config, policy, task_set, num_tasks, "none")
     if config.warmstart.share_turn:
         found |= _play(config, policy, task_set, num_tasks, "turn")
@@ -193,7 +193,7 @@ def _judge_cases(
         max_new_tokens=[config.judge.max_tokens] * len(asked),
     )
     read = [
-        parse_judgment(policy.chat.decode(answer.ids), len(item.actions))
+        parse_judgment(policy.chat.decode(answer.ids), len(item.actions), thinking=policy.chat.thinking)
         for answer, (_, item) in zip(answers, asked, strict=True)
     ]
     pairs = [(set(turns or ()), set(item.wasted)) for turns, (_, item) in zip(read, asked, strict=True)]

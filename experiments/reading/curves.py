@@ -278,7 +278,10 @@ def is_number(value: object) -> bool:
 
 
 def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The objects of one .jsonl file of a run folder; none where it does not exist yet. ValueError: as `read_objects`."""
+    """The objects of one .jsonl file of a run folder; none where it does not exist yet.
+
+    needs  keys that every line must have. ValueError names the line that lacks one, or that was cut.
+    """
     path = Path(folder) / name
     return list(read_objects(path, needs)) if path.is_file() else []
 

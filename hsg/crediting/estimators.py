@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hsg.crediting.advantages import group_advantages, turn_advantages
+from hsg.crediting.names import ESTIMATOR_NAMES
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +64,16 @@ class Estimate:
 Estimator = Callable[[Turns, Any], Estimate]
 ESTIMATORS: dict[str, Estimator] = {}
 """Name -> function of the turns and the whole configuration."""
-NEEDS_VALUES: set[str] = set()
-"""Those that read `Turns.values`; a run with one of them trains a critic."""
 
 
 def estimator(name: str, *, needs_values: bool = False) -> Callable[[Estimator], Estimator]:
-    """Give an estimator its name."""
+    """Give a function (Turns, Config) -> Estimate its name: a value of `advantage.estimator`.
+
+    needs_values  it reads `Turns.values`: a run with it trains a critic
+    """
 
     def register(function: Estimator) -> Estimator:
-        ESTIMATORS[name] = function
-        if needs_values:
-            NEEDS_VALUES.add(name)
+        ESTIMATORS[name], ESTIMATOR_NAMES[name] = function, needs_values
         return function
 
     return register
@@ -144,13 +144,19 @@ def _normalised(turns: Turns, baseline: str, std: str, eps: float) -> Tensor:
 
 
 def compared(turns: Turns, advantages: Tensor, returns: Tensor) -> Estimate:
-    """The estimate of a method that compares within groups: a group of zeros has nothing to say."""
+    """The estimate of a method that compares within groups: a group of zeros has nothing to say.
+
+    advantages, returns (..., M, K): of the turns; whitening leaves alone what is 0 by law
+    """
     mixed = (advantages != 0).any(-1, keepdim=True).any(-2, keepdim=True)  # (..., 1, 1)
     return Estimate(advantages, returns, turns.turn_mask & mixed)
 
 
 def where_mixed(turns: Turns, advantages: Tensor) -> Tensor:
-    """Zeros outside the turns, and in groups whose outcomes are all equal (max - min, as in advantages.py)."""
+    """The advantages, but 0 outside the turns and in groups whose outcomes are all equal (max - min, as in advantages.py).
+
+    advantages (..., M, K) -> (..., M, K)
+    """
     mixed = group_advantages(turns.outcomes, std="none", valid=turns.valid) != 0  # (..., M)
     return torch.where(turns.turn_mask & mixed.any(-1)[..., None, None], advantages, 0.0)
 

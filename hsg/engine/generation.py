@@ -30,7 +30,7 @@ from transformers import GenerationConfig
 from hsg.engine.attention import masked_attention
 from hsg.engine.cache import RowCache
 from hsg.engine.layout import common_prefix
-from hsg.engine.precision import autocast
+from hsg.engine.precision import autocast, compute_weights
 from hsg.text.markers import SegmentEnd
 
 PADDING = 40
@@ -117,7 +117,7 @@ class Decoder:
             capacity = max(map(len, self.rows)) + 64
             limit = getattr(model.config, "max_position_embeddings", None)
             self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device, limit)
-            with torch.no_grad(), autocast(model), masked_attention(model):
+            with torch.no_grad(), compute_weights(model), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
     def append(self, row: int, ids: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class Decoder:
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
-        with torch.no_grad(), autocast(self.model), masked_attention(self.model):
+        with torch.no_grad(), compute_weights(self.model), autocast(self.model), masked_attention(self.model):
             return self.model.generate(
                 start,
                 attention_mask=torch.ones_like(start),
@@ -230,7 +230,7 @@ class Decoder:
     ) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
         # What is added to the scores, made once: every layer would make it of a boolean mask again, and eager cannot.
-        dtype = self.model.dtype
+        dtype = getattr(self.model, "compute_dtype", self.model.dtype)
         hidden = ~attention_mask
         attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         attention_mask = attention_mask.masked_fill(hidden, -torch.inf)

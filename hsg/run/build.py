@@ -11,7 +11,7 @@ from hsg.config.options import Config
 from hsg.engine.seeds import derive_seed
 from hsg.measure.evaluation import split_tasks
 from hsg.model.lora import add_adapters
-from hsg.model.models import load_policy, stop_ids
+from hsg.model.models import load_model, stop_ids
 from hsg.model.policy import Policy
 from hsg.protocol import Task, TaskSet
 from hsg.ranks.distributed import Distributed
@@ -21,17 +21,20 @@ from hsg.strategy.judge import Judge
 from hsg.text.chat import ChatFormat
 
 
-def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
-    """Model, tokenizer and chat format of one folder, wheel or hub id."""
-    model, tokenizer = load_policy(config.model, path, device)
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+def load_policy(config: Config, path: str | Path | None = None, device: torch.device | str = "cpu") -> Policy:
+    """The policy in one folder, wheel or on the hub: model, tokenizer, chat format and how long its context is.
+
+    path  None: `model.path` of the configuration. ValueError says in one line why it cannot be loaded.
+    """
+    model, tokenizer = load_model(config.model, config.model.path if path is None else path, device)
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 
 
 def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """The policy that a run trains: with adapters, where it asks for them."""
-    policy = make_policy(config, path, device)
+    policy = load_policy(config, path, device)
     if config.model.lora.rank:
         add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
     return policy
@@ -48,7 +51,7 @@ def make_reference(config: Config, path: str, policy: Policy, distributed: Distr
 
 def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
     """A model that is not trained, sharded like the one that is."""
-    policy = make_policy(config, path, distributed.device)
+    policy = load_policy(config, path, distributed.device)
     distributed.shard(policy.model)
     return policy
 

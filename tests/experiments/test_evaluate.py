@@ -234,7 +234,7 @@ def never(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "make_policy", never)
+    monkeypatch.setattr(evaluate, "load_policy", never)
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -320,7 +320,7 @@ def test_damaged_samples_of_the_other_model_are_noticed_before_the_first_one_pla
     (samples,) = (other / "evaluations").glob("*.samples.jsonl")
     samples.write_text(samples.read_text().replace('"success": ', '"success": 1'))
     capsys.readouterr()
-    monkeypatch.setattr(evaluate, "make_policy", never)
+    monkeypatch.setattr(evaluate, "load_policy", never)
     assert main([str(run_folder), "--compare", str(other)]) == 2
     assert "--out must hold whole samples, got " in one_line(capsys)
 

@@ -21,7 +21,7 @@ from hsg.config.loading import load_config, make_config
 from hsg.experiments.reading.resume import find_run, read_config
 from hsg.experiments.run import main
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.run.checkpoint import newest_checkpoint, read_state, save_checkpoint
 from hsg.run.tracking import RunFolder
 from hsg.trainer import Trainer
@@ -267,7 +267,7 @@ def test_lines_that_are_lost_are_named(
     run = RunFolder(load_config(tmp_path / "c.yaml"), "r")
     run.metrics(0, {"a/b": 1.0})
     state = {"iteration": 1, "run": run.state_dict(), "trainer": {}, "learner": {}}
-    policy = make_policy(load_config(tmp_path / "c.yaml"), str(guesser_folder), "cpu")
+    policy = load_policy(load_config(tmp_path / "c.yaml"), str(guesser_folder), "cpu")
     save_checkpoint(run.path, "iteration_000001", policy.model, policy.tokenizer, state)
     assert resumed(tmp_path, "auto", "run.name=r").checkpoint.name == "iteration_000001"
     assert capsys.readouterr().err == ""
