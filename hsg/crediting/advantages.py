@@ -6,8 +6,9 @@
     A = (R - mean) / (std + eps)        StraTA (arXiv 2605.06642), strategy group = axis N, rollout group = axis M
 
 Everything but `entropy_advantages`, which the update calls, is computed and returned in float64, without gradient.  A
-group is an axis; leading axes are free, so a flat baseline (GRPO) is the same call with N = 1 and its N*M rollouts on the M axis.  `valid` and `turn_mask` are True
-(or non-zero) where a value counts; what stands elsewhere is never read, NaN included.  Deliberately absent:
+group is an axis; leading axes are free, so a flat baseline (GRPO) is the same call with N = 1 and its N*M rollouts on
+the M axis.  `valid` and `turn_mask` are True (or non-zero) where a value counts; what stands elsewhere is never read,
+NaN included.  Deliberately absent:
   1. groups found by text or id: structure is an axis until `batch.py` flattens it;
   2. a group of equal values told by its std: eight float32 rewards of 0.7 have std 6e-8, so we test max - min == 0;
   3. rewards: what an environment paid is in the record, untouched.
