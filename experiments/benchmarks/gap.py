@@ -37,7 +37,7 @@ from hsg.learner import Learner
 from hsg.measure.gap import gap_of
 from hsg.model.policy import Policy
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.text.chat import Conversation
 from hsg.types import ACTION, Tokens
 
@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     config = make_config({"model": given, "rollout": {"logprobs": "recomputed"}, "update": {"microbatch_tokens": 2048}})
     torch.manual_seed(0)
     distributed = Distributed()
-    policy = make_policy(config, config.model.path, distributed.device)
+    policy = load_policy(config, config.model.path, distributed.device)
     learner = Learner(config, policy.model, distributed, context_limit=policy.context_limit)
     began = time.perf_counter()
     with compute_weights(policy.model), planted(options.fault):

@@ -324,7 +324,7 @@ def test_models_whose_attention_takes_no_layout_are_refused():
 
 
 def with_rollout(one: Learner, **options) -> Learner:
-    one.config = replace(one.config, rollout=replace(one.config.rollout, **options))
+    one.config = one.gap.config = replace(one.config, rollout=replace(one.config.rollout, **options))
     return one
 
 
@@ -336,11 +336,12 @@ def test_recomputed_logprobs_are_the_training_forwards_and_sampled_ones_stay():
     for before, after in zip(tokens, got, strict=True):
         row = Row(before, torch.zeros(len(before.logprobs)), ACTION, 0)
         expected, _ = score(model, collate([row]))
-        torch.testing.assert_close(after.logprobs, expected[0].detach(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(after.trainer_logprobs, expected[0].detach(), rtol=0, atol=1e-5)
+        assert after.logprobs is before.logprobs  # the sampler's stay
         assert after.input_ids is before.input_ids
     assert one.costs.score_positions > 0
     assert one.costs.update_positions == 0
-    gaps = torch.cat([(a.logprobs - b.logprobs)[a.response_mask].abs() for a, b in zip(tokens, got, strict=True)])
+    gaps = torch.cat([(t.trainer_logprobs - t.logprobs)[t.response_mask].abs() for t in got])
     rows = [replace(row, tokens=t) for row, t in zip(training_rows(), got, strict=True)]
     values = one.update(rows, 0)  # what was compared is the sampler's, though the rows have others by now
     assert values["rollout/logprob_gap_max"] == pytest.approx(gaps.max().item(), abs=1e-5)
@@ -397,7 +398,7 @@ def test_a_sampler_that_disagrees_stops_the_run_before_a_weight_moves(mode):
     model = tiny_model("qwen2", dtype=torch.float32)
     before = [p.detach().clone() for p in model.parameters()]
     one = with_rollout(learner(model), logprobs=mode)
-    with pytest.raises(RuntimeError, match=r"must agree within rollout.max_logprob_gap = 0.001 nats.* got [0-9.]+"):
+    with pytest.raises(RuntimeError, match=r"must agree within rollout.max_logprob_gap = [0-9.e-]+ nats.* got [0-9.]+"):
         one.update(
             [
                 replace(r, tokens=t)
