@@ -62,7 +62,7 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
     for turn in range(2):
         if turn:
             for row, talk in enumerate(talks):
-                ids = policy.chat.next_user(OBSERVATION, closed=talk.closed)
+                ids = policy.chat.next_user(OBSERVATION, talk.last)
                 talk.append_context(ids)
                 decoder.append(row, ids)
         said = decoder.sample(
@@ -72,7 +72,7 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
             max_new_tokens=[tokens] * num_rows,
         )
         for talk, response in zip(talks, said, strict=True):
-            talk.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
+            talk.append_response(response.ids, response.logprobs, response.temperatures)
     return [talk.tokens() for talk in talks]
 
 
