@@ -105,8 +105,8 @@ class GapCheck:
         """Metrics of an iteration's gap on this rank's tokens. RuntimeError where it is too wide. Collective."""
         spread = self.spread(gaps)
         self._judge(spread)
-        values = {"mean": spread.mean, "p99": spread.p99, "max": spread.largest, **self._shares(gaps)}
-        return {f"rollout/logprob_gap_{name}": value for name, value in values.items()}
+        values = {"logprob_gap_mean": spread.mean, "logprob_gap_p99": spread.p99, "logprob_gap_max": spread.largest}
+        return {f"rollout/{name}": value for name, value in (values | self._shares(gaps)).items()}
 
     def spread(self, gaps: Sequence[Tensor]) -> Spread:
         """Over all ranks, and the same on each, so that they stop together: percentile and largest of the worst one."""
@@ -129,7 +129,8 @@ class GapCheck:
         )
         if not count:
             return {}
-        return {"clipped": past / count, "ess": total**2 / (squares * count) if squares else 0.0}
+        ess = total**2 / (squares * count) if squares else 0.0
+        return {"logprob_gap_clipped": past / count, "logprob_gap_ess": ess}
 
     def _sums(self, *values: Tensor) -> list[float]:
         return self.distributed.sum(torch.stack([value.double() for value in values])).tolist()
