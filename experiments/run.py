@@ -65,12 +65,13 @@ def train(config_path: str | Path | None = None, overrides: Sequence[str] = (), 
 
     None on all processes but the main one. ValueError says in one line what is wrong with an option.
     """
-    import torch
-
     from hsg.experiments.reading.resume import find_run, read_config
-    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
+    import torch  # only now: what is wrong with the configuration is said at once
+
+    from hsg.ranks.distributed import Distributed
+
     distributed = Distributed(config.distributed)
     try:
         if "OMP_NUM_THREADS" not in os.environ:
@@ -107,6 +108,7 @@ def opened(
     from hsg import environments
     from hsg.config.loading import unused_options
     from hsg.experiments.reading.resume import same_date
+    from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
@@ -131,6 +133,8 @@ def opened(
         told = replace(config, prompts=replace(config.prompts, date=date))
         trainer = Trainer(told, task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
+        if config.model.lora.rank and distributed.is_main and (frozen := frozen_line(trainer.model)):
+            print(frozen, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
             judge = trainer.collector.judge
@@ -174,7 +178,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
     from hsg.measure.evaluation import evaluation_tasks
     from hsg.model.lora import check_peft
-    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.model.models import load_tokenizer
     from hsg.run.build import training_tasks
     from hsg.text.prompts import Prompts
 
@@ -185,7 +189,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     if config.evaluation.test_split is not None:
         evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
-        resolve_model(config.model.path)
+        load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     if config.strategy.per == "episode":
         load_tokenizer(config.model.encoder, key="model.encoder")
     if config.judge.enabled and config.judge.model not in ("self", "reference"):

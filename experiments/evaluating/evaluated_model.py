@@ -22,7 +22,8 @@ from typing import Any
 from hsg.config.checks import require, require_folder_there
 from hsg.config.loading import is_resolved, load_config, read_yaml, to_dict
 from hsg.config.options import Config
-from hsg.model.models import load_tokenizer, resolve_model
+from hsg.model.folder import resolve_model
+from hsg.model.models import load_tokenizer
 from hsg.run.checkpoint import damage
 from hsg.run.files import folder_digest
 from hsg.text.chat import CLOCK

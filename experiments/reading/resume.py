@@ -20,7 +20,6 @@ from hsg.config.checks import require_folder_there
 from hsg.config.loading import load_config, to_dict
 from hsg.config.options import Config, RunConfig
 from hsg.experiments.reading.curves import read_objects
-from hsg.run.checkpoint import newest_checkpoint, read_state
 from hsg.run.locks import lock
 from hsg.run.tracking import FINISHED
 
@@ -78,6 +77,11 @@ def find_run(config: Config, resume: str) -> Resumed | None:
             f"the configuration must be that of {folder} to resume it, got {'; '.join(refused[:3])}; "
             "start another run under another run.name"
         )
+    from hsg.run.checkpoint import (  # torch: not before a configuration is known to be right
+        newest_checkpoint,
+        read_state,
+    )
+
     lock(folder).close()  # asked on behalf of all ranks; the run folder takes it for good
     checkpoint = newest_checkpoint(folder, NEEDS)
     if checkpoint is None and any((folder / "checkpoints").glob("iteration_*")):

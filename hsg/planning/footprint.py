@@ -10,7 +10,8 @@
 Activations are what autograd keeps of a packed micro-batch (packing.py), counted per token and layer; each formula says
 of what.  `test_plan.py` holds rollout and update to peaks measured on the CPU.  Deliberately absent: memory of the
 CUDA context and of a fragmented allocator (plan.py leaves room for both), pipeline and tensor parallelism,
-architectures other than a decoder with grouped heads and a gated feed-forward part, a judge of other weights than the
+activations of other layers than attention with grouped heads and a gated feed-forward part (experts, state spaces: their
+weights are counted, what they keep is taken to be as much), a judge of other weights than the
 policy's (`judge.model` as a path), the encoder, the networks of RND.
 """
 
@@ -20,8 +21,8 @@ import math
 from dataclasses import dataclass, fields
 
 from hsg.config.options import Config, choose_targets
-from hsg.crediting.estimators import NEEDS_VALUES
-from hsg.planning.architecture import Architecture
+from hsg.crediting.names import ESTIMATOR_NAMES
+from hsg.planning.sizes import Architecture
 
 FLOAT = 4  # bytes of a master weight, a gradient, a moment
 CHUNK_LOGITS = 2**24
@@ -150,15 +151,8 @@ def lora_parameters(config: Config, model: Architecture) -> int:
     lora = config.model.lora
     if not lora.rank:
         return 0
-    wide, query, key, inner = model.hidden_size, model.query_size, model.key_size, model.intermediate_size
-    shapes = {
-        "self_attn.q_proj": (wide, query), "self_attn.k_proj": (wide, key), "self_attn.v_proj": (wide, key),
-        "self_attn.o_proj": (query, wide),
-        "mlp.gate_proj": (wide, inner), "mlp.up_proj": (wide, inner), "mlp.down_proj": (inner, wide),
-    }  # fmt: skip
-    layers = {f"model.layers.{i}.{name}": shape for i in range(model.num_layers) for name, shape in shapes.items()}
-    chosen = choose_targets(layers, lora)
-    return lora.rank * sum(sum(layers[name]) for name in chosen)
+    chosen = choose_targets(model.adapters, lora)
+    return lora.rank * sum(model.adapters[name] for name in chosen)
 
 
 def footprint(
@@ -178,7 +172,7 @@ def footprint(
     share = FLOAT * on_gpu / setting.shards
 
     with_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-    with_critic = config.advantage.estimator in NEEDS_VALUES
+    with_critic = ESTIMATOR_NAMES[config.advantage.estimator]
     body = model.num_layers * model.layer + model.head + model.hidden_size
     # Weights, gradients and two moments of the body and the value head; a vocabulary head of its own is only carried along.
     critic = 4 * FLOAT * (body + model.hidden_size + 1) + (0 if model.tied else FLOAT * model.head)
@@ -322,7 +316,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     embedding that is not the head a token reads one row.
     """
     rows = rows_of(config, model, setting.gpus, lengths or Lengths())
-    body, head = 2 * model.num_layers * model.layer_matrices, 2 * model.head
+    body, head = 2 * model.num_layers * model.used_matrices, 2 * model.head
     positions = rows.trajectories * rows.length
     per_row = min(rows.length, config.rollout.max_turns * config.rollout.max_action_tokens)
     sampled = rows.trajectories * per_row
@@ -348,7 +342,7 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     scorings += config.loss.kl_coef > 0  # the reference's
     forward_backward = 2 if config.model.lora.rank else 3
     passes = scorings + config.update.epochs * (forward_backward + again)
-    if config.advantage.estimator in NEEDS_VALUES:
+    if ESTIMATOR_NAMES[config.advantage.estimator]:
         passes += 1 + config.critic.epochs * (3 + again)
     # More logits than are kept for the backward pass are made twice.
     twice = int(microbatch_tokens(config, rows) * model.vocabulary > CHUNK_LOGITS)
