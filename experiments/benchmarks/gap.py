@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     config = make_config({"model": given, "rollout": {"logprobs": "recomputed"}, "update": {"microbatch_tokens": 2048}})
     torch.manual_seed(0)
     distributed = Distributed()
-    policy = load_policy(config, config.model.path, distributed.device)
+    policy = load_policy(config, device=distributed.device)
     learner = Learner(config, policy.model, distributed, context_limit=policy.context_limit)
     began = time.perf_counter()
     with compute_weights(policy.model), planted(options.fault):
