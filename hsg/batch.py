@@ -164,23 +164,6 @@ def microbatches(rows: Sequence[Row], max_tokens: int, *, packing: str = "off") 
         yield [rows[k] for k in part]
 
 
-def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
-    """Tokens of rows when each prompt of a rollout group counts once, each task's strategy prompt once, and every later
-    token once per row. `group_shape`: (N, M).
-    """
-    num_strategies, num_rollouts = group_shape
-    size = {STRATEGY: num_strategies * num_rollouts, ACTION: num_rollouts}
-    prompts: set[tuple[object, ...]] = set()
-    unique = 0
-    for row in rows:
-        sampled = row.tokens.response_mask.nonzero()
-        begin = int(sampled[0]) + 1 if len(sampled) else len(row)
-        prompt = (row.level, row.trajectory // size[row.level], *row.tokens.input_ids[:begin].tolist())
-        unique += len(row) - (begin if prompt in prompts else 0)
-        prompts.add(prompt)
-    return unique
-
-
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
     """Right-pad B rows into one Batch (B, T). What stands at padding is masked by position; `pad_id` only has to exist."""
     width = max(len(row) for row in rows)

@@ -20,13 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, row_layout, unit_keys
+from hsg.batch import Row, collate, microbatches, minibatches, row_layout, unit_keys
 from hsg.config.options import Config
+from hsg.crediting.advantages import entropy_advantages
 from hsg.engine.packing import check_packing, packed_attention
 from hsg.engine.seeds import make_generator
 from hsg.learning.underway import NonfiniteError, Underway
-from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
+from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
 from hsg.measure.gap import GapCheck, Spread, gap_of
+from hsg.measure.speed import num_unique_tokens
 from hsg.model.lora import adapters_off
 from hsg.model.models import score
 from hsg.model.sharding import like
@@ -97,7 +99,8 @@ class Learner:
                 self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
         for group in self.optimizer.param_groups:
             group["lr"] = state["learning_rate"]
-        self.gap.noise = state["noise"] and Spread(**state["noise"])
+        noise = state.get("noise")  # a run of an earlier version measures it anew
+        self.gap.noise = noise and Spread(**noise)
         for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
             setattr(self, name, state[name])
         if "underway" in state:

@@ -142,18 +142,6 @@ def policy_loss(
     return loss, metrics
 
 
-def entropy_advantages(advantages: Tensor, entropy: Tensor | None, bonus: float, cap: float) -> Tensor:
-    """EntropyAdv (arXiv 2506.14758): A + min(bonus * H, cap * |A|), H without gradient.
-
-    advantages, entropy (B, T-1), entropy in nats at the sampled temperature -> (B, T-1); an advantage of 0 stays 0.
-    """
-    if bonus == 0:
-        return advantages
-    if entropy is None:
-        raise ValueError(f"entropy must be given with an entropy bonus of {bonus}, got None; pass it or set it to 0")
-    return advantages + torch.minimum(bonus * entropy.detach().to(advantages.dtype), cap * advantages.abs())
-
-
 def importance_weights(gap: Tensor, kind: str, cap: float) -> Tensor:
     """The weight of a token that another forward sampled; gap: log-prob where ratios begin - the sampler's, nats.
 

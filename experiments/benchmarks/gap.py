@@ -37,7 +37,7 @@ from hsg.learner import Learner
 from hsg.measure.gap import gap_of
 from hsg.model.policy import Policy
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.text.chat import Conversation
 from hsg.types import ACTION, Tokens
 
@@ -62,7 +62,7 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
     for turn in range(2):
         if turn:
             for row, talk in enumerate(talks):
-                ids = policy.chat.next_user(OBSERVATION, closed=talk.closed)
+                ids = policy.chat.next_user(OBSERVATION, talk.last)
                 talk.append_context(ids)
                 decoder.append(row, ids)
         said = decoder.sample(
@@ -72,7 +72,7 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
             max_new_tokens=[tokens] * num_rows,
         )
         for talk, response in zip(talks, said, strict=True):
-            talk.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
+            talk.append_response(response.ids, response.logprobs, response.temperatures)
     return [talk.tokens() for talk in talks]
 
 
@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     config = make_config({"model": given, "rollout": {"logprobs": "recomputed"}, "update": {"microbatch_tokens": 2048}})
     torch.manual_seed(0)
     distributed = Distributed()
-    policy = make_policy(config, config.model.path, distributed.device)
+    policy = load_policy(config, device=distributed.device)
     learner = Learner(config, policy.model, distributed, context_limit=policy.context_limit)
     began = time.perf_counter()
     with compute_weights(policy.model), planted(options.fault):

@@ -50,7 +50,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("critic.value_clip", [0], [0.1, None]), ("critic.epochs", [0], [1]), ("critic.max_grad_norm", [0], [1]),
     ("rnd.weight", [-1], [0]), ("rnd.hidden_size", [0], [1]), ("rnd.output_size", [0], [1]), ("rnd.lr", [0], [1]),
     ("rnd.epochs", [0], [1]), ("train.max_environment_turns", [0], [1, None]),
-    ("loss.clip_low", [0, 1.1], [1]), ("loss.clip_high", [0], [5]), ("loss.strategy_weight", [-1], [0]),
+    ("loss.clip_low", [0, 1.1], [1]), ("loss.clip_high", [0], [5]), ("loss.importance_cap", [1, 1e6], [1.5, 10]), ("loss.strategy_weight", [-1], [0]),
     ("loss.action_weight", [-1], [0]), ("loss.kl_coef", [-1], [0]), ("loss.token_limit", [0], [1, None]),
     ("update.epochs", [0], [1]), ("update.microbatch_tokens", [0], [1]),
     ("update.minibatch_trajectories", [0], [1, None]), ("update.minibatch_turns", [0], [None]),
