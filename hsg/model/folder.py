@@ -28,6 +28,7 @@ _WEIGHTS = "*.safetensors"
 """What weights are read from; the older *.bin are pickles, which may run code."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 """Files of which every tokenizer has at least one."""
+_SAVE_TOKENIZER = "save that of the model it came from beside it (tokenizer.save_pretrained)"
 
 
 def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, dict[str, Any]]:
@@ -83,20 +84,19 @@ def require_config(folder: Path, name: str, *, key: str = "model.path") -> None:
     raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
 
 
-def require_tokenizer(name: str, tokens: Collection[str] | None = None, *, key: str = "model.path") -> None:
-    """ValueError where a folder has no file of a tokenizer, or what was loaded of one knows not a single word.
-
-    tokens: its vocabulary without what was added to it (of a class without its files nothing remains).
-    """
+def require_tokenizer_files(name: str, *, key: str = "model.path") -> None:
+    """ValueError where a folder has no file of a tokenizer."""
     folder = Path(name)
     there = not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in _TOKENIZERS)
-    require(
-        there and (tokens is None or len(tokens) > 1),
-        key,
-        "a model with its tokenizer",
-        name,
-        "save that of the model it came from beside it (tokenizer.save_pretrained)",
-    )
+    require(there, key, "a model with its tokenizer", name, _SAVE_TOKENIZER)
+
+
+def require_words(name: str, tokens: Collection[str], *, key: str = "model.path") -> None:
+    """ValueError where what was loaded of a tokenizer knows not a single word: a class without its files does not.
+
+    tokens: its vocabulary without what was added to it
+    """
+    require(len(tokens) > 1, key, "a model with its tokenizer", name, _SAVE_TOKENIZER)
 
 
 def require_rows(
@@ -119,8 +119,8 @@ def require_rows(
 
 
 def check_folder(folder: Path, rows: int, *, key: str = "model.path") -> None:
-    """What of `require_tokenizer` and `require_rows` the files of a folder say by themselves."""
-    require_tokenizer(str(folder), key=key)
+    """What of the three rules above the files of a folder say by themselves."""
+    require_tokenizer_files(str(folder), key=key)
     words = _read(folder / "tokenizer.json")
     if not words:  # of another kind: whoever loads it will know
         return
@@ -131,7 +131,7 @@ def check_folder(folder: Path, rows: int, *, key: str = "model.path") -> None:
     vocabulary = (words.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of their numbers
         vocabulary = {str(pair[0]): i for i, pair in enumerate(vocabulary)}
-    require_tokenizer(str(folder), vocabulary.keys() - added.keys(), key=key)
+    require_words(str(folder), vocabulary.keys() - added.keys(), key=key)
     end = settings.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     require_rows(rows, {**vocabulary, **added}, added, f"{spoken} {end}", key=key)

@@ -37,7 +37,7 @@ from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
 from hsg.engine.precision import autocast, head_weight
 from hsg.model.composite import hub_class, processor_files, text_part
-from hsg.model.folder import require_rows, require_tokenizer, resolve_model, short_names
+from hsg.model.folder import require_rows, require_tokenizer_files, require_words, resolve_model, short_names
 from hsg.model.sharding import with_weights
 from hsg.text.chat import with_template_end
 from hsg.types import Batch
@@ -76,11 +76,11 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
     """The tokenizer of a model (see `resolve_model`)."""
     name, extra = resolve_model(path, key=key)
     if "gguf_file" not in extra:
-        require_tokenizer(name, key=key)
+        require_tokenizer_files(name, key=key)
     with restated(path, key):
         extra.pop("use_safetensors", None)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
-    require_tokenizer(name, tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys(), key=key)
+    require_words(name, tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys(), key=key)
     return tokenizer
 
 
