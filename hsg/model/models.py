@@ -16,13 +16,14 @@ Deliberately absent:
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import importlib.util
 import inspect
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,18 @@ def load_policy(
         of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
         config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
         _without_dropout(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
-            attn_implementation=_attention(model_config.attention, device, dtype),
-            trust_remote_code=remote,
-            **extra,
-        )
+
+        def load(attention: str) -> Any:
+            return AutoModelForCausalLM.from_pretrained(
+                name,
+                config=copy.deepcopy(config),  # a load that fails leaves its marks
+                dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=remote,
+                **extra,
+            )
+
+        model = _with_attention(load, _attention(model_config.attention, device, dtype))
     _forget_quantisation(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -184,6 +189,18 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
         return name
     half_on_gpu = device.type == "cuda" and dtype == torch.bfloat16
     return "flash_attention_2" if half_on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
+
+
+def _with_attention(load: Callable[[str], Any], name: str) -> Any:
+    """`load(name)`; the plain attention where the model has none of that name, which `find_fit` then says or refuses."""
+    try:
+        return load(name)
+    except ValueError as error:
+        if name == "eager":
+            raise
+        with contextlib.suppress(ValueError):
+            return load("eager")
+        raise error
 
 
 def _without_dropout(config: Any) -> None:
