@@ -18,11 +18,16 @@ from hsg.protocol import Environment, StepResult, Task, TaskSet
 
 
 class Door(Environment):
+    outcome = 0.0
+
     def start(self):
         return "A door."
 
     def step(self, action):
-        return StepResult("Open." if action == "open" else "Shut.", float(action == "open"), action == "open")
+        gain = float(action == "open") * (1.0 - self.outcome)
+        self.outcome += gain
+        done = self.outcome == 1.0
+        return StepResult("Open." if done else "Shut.", gain, done, done, self.outcome)
 
 
 class Doors(TaskSet):

@@ -4,7 +4,8 @@ A `Decoder` holds rows that grow turn by turn.  Each token is forwarded once:
 
     slot 0   [prompt .. | response | observation | response |        ]     cache slot == token position, so rows
     slot 1   [prompt ..    | response | observation | ...            ]     are ragged without padding inside, and a
-    slot 2   [prompt .. | response |                                 ]     key is visible iff its slot <= the query's
+    slot 2   [prompt .. | response |                                 ]     key is visible iff its slot <= the query's,
+                                                                           and within the layer's window (reach.py)
 
 Rows that still sample stand in the first slots; one that stops is swapped behind them, so that a decoding step forwards
 live rows only, on a view and not on a copy.
@@ -33,6 +34,7 @@ from hsg.engine.attention import masked_attention
 from hsg.engine.cache import RowCache
 from hsg.engine.layout import common_prefix
 from hsg.engine.precision import autocast
+from hsg.engine.reach import masks_itself, row_masks
 from hsg.engine.states import StateCache, has_states
 from hsg.text.markers import SegmentEnd
 
@@ -88,8 +90,10 @@ class Decoder:
     model      a causal LM of transformers; `stop_ids` end a response
     prompts    ids of each row; rows with equal prompts are forwarded once
     shared     a label per row: rows with the same label also share their longest common prefix (a task's strategies)
-    use_cache  False: the slow twin, which forwards every row from its start for every token
+    use_cache  False: the slow twin, which forwards every row from its start for every token, as the scorer does
     stepwise   context that continues a row goes in token by token: for models whose state takes several only at its start
+
+    ValueError for a model that no cache of ragged rows fits.
     """
 
     def __init__(
@@ -108,8 +112,10 @@ class Decoder:
         self.stepwise = stepwise
         self.device = model.device
         # transformers 5.20, the last one for Python 3.10, knows the other name only, and drops what it does not know.
-        self._known = known = inspect.signature(model.forward).parameters
+        known = inspect.signature(model.forward).parameters
         self._cache_name = "past_key_values" if "past_key_values" in known and "cache" not in known else "cache"
+        self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
+        self._config = model.config.get_text_config()
         self.rows: list[list[int]] = [list(p) for p in prompts]
         self.cost = cost if cost is not None else Cost()
         # Nothing of the model folder's own sampling settings is taken over.
@@ -120,11 +126,16 @@ class Decoder:
         self._slot = list(range(len(prompts)))  # row -> slot
         self._row = list(range(len(prompts)))  # slot -> row
         if use_cache:
+            if masks_itself(self._config):
+                raise ValueError(
+                    "rollout.cache must be false for a model that cuts its windows by columns, which rows of different "
+                    f"lengths do not share, got {type(model).__name__}; set rollout.cache=false"
+                )
             capacity = max(map(len, self.rows)) + 64
-            limit = getattr(model.config, "max_position_embeddings", None)
+            limit = getattr(self._config, "max_position_embeddings", None)
             self._has_states = has_states(model)
             make = functools.partial(StateCache, model) if self._has_states else RowCache
-            self.cache = make(len(prompts), model.config.num_hidden_layers, capacity, self.device, limit)
+            self.cache = make(len(prompts), self._config.num_hidden_layers, capacity, self.device, limit)
             with torch.no_grad(), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
@@ -151,8 +162,8 @@ class Decoder:
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
-        attention = masked_attention(self.model) if self.use_cache else contextlib.nullcontext()
-        with torch.no_grad(), autocast(self.model), attention:
+        masked = masked_attention(self.model) if self.use_cache else contextlib.nullcontext()
+        with torch.no_grad(), autocast(self.model), masked:
             return self.model.generate(
                 start,
                 attention_mask=torch.ones_like(start),
@@ -222,40 +233,32 @@ class Decoder:
             positions.append(range(begin, begin + width))
             self._in_cache[row] = length
         where = torch.tensor([list(p) for p in positions], device=self.device)
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = getattr(self._config, "max_position_embeddings", None)
         if limit is not None and int(where.max()) >= limit:
             where = where.clamp(max=limit - 1)  # padding only: real tokens are within the context
-        mask = self.cache.aim([self._slot[r] for r in rows], where)
+        self.cache.aim([self._slot[r] for r in rows], where)
         self.cost.positions += len(rows) * width
-        return self._logits(torch.tensor(ids, device=self.device), where, last, attention_mask=mask, cache=self.cache)
+        # Where no layer attends: such a model takes any mask it gets for that of padding.
+        mask = row_masks(self._config, where, self.cache.length, self.model.dtype) if self.cache.attends else None
+        more = {"attention_mask": mask, "use_cache": True, self._cache_name: self.cache}
+        return self._logits(torch.tensor(ids, device=self.device), where, last, **more)
 
     def _forward_whole(self, rows: Sequence[int]) -> Tensor:
-        """The slow twin: each row from its start, right-padded, no cache."""
+        """The slow twin: each row from its start, right-padded, with the model's own masks, which no real token outlives."""
         width = max(len(self.rows[r]) for r in rows)
         ids = torch.tensor([self.rows[r] + [self.rows[r][-1]] * (width - len(self.rows[r])) for r in rows])
-        where = torch.arange(width, device=self.device).expand(len(rows), -1)
         self.cost.positions += ids.numel()
         last = [len(self.rows[r]) - 1 for r in rows]
-        # As while scoring: padding stands behind, where no real token looks.
-        return self._logits(ids.to(self.device), where, last, attention_mask=None, cache=None)
+        return self._logits(ids.to(self.device), torch.arange(width, device=self.device)[None], last, use_cache=False)
 
-    def _logits(
-        self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor | None, cache: Any
-    ) -> Tensor:
+    def _logits(self, ids: Tensor, positions: Tensor, last: Sequence[int], **more: Any) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
-        if attention_mask is not None:
-            # What is added to the scores, made once: every layer would make it of a boolean mask again, and eager cannot.
-            dtype = self.model.dtype
-            hidden = ~attention_mask
-            attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            attention_mask = attention_mask.masked_fill(hidden, -torch.inf)
-        given = {"attention_mask": attention_mask, "position_ids": positions, "logits_to_keep": keep}
-        given[self._cache_name] = cache
-        given = {name: value for name, value in given.items() if name in self._known and value is not None}
-        out = self.model(input_ids=ids, use_cache=cache is not None, **given)
-        place = torch.tensor(last, device=self.device)
-        column = torch.searchsorted(keep, place) if "logits_to_keep" in given else place
-        return out.logits[torch.arange(len(last), device=self.device), column]
+        given = {"position_ids": positions, "logits_to_keep": keep}
+        out = self.model(input_ids=ids, **{k: v for k, v in given.items() if k in self._takes}, **more)
+        columns = torch.tensor(last, device=self.device)
+        if "logits_to_keep" in self._takes:
+            columns = torch.searchsorted(keep, columns)
+        return out.logits[torch.arange(len(last), device=self.device), columns]
 
     def _lead(self, rows: Sequence[int]) -> None:
         """Bring these rows into the first slots."""

@@ -136,22 +136,18 @@ class StateCache(RowCache):
             elif not isinstance(kind, CacheLayerMixin):
                 self.layers[i] = _NoLayer()
         self._states = [layer for layer in self.layers if isinstance(layer, _StateLayer)]
-        self._attends = any(isinstance(layer, _RowLayer) for layer in self.layers)
+        self.attends = any(isinstance(layer, _RowLayer) for layer in self.layers)
         self._loaded = False
 
-    def aim(self, slots: Sequence[int], positions: Tensor) -> Tensor | None:  # type: ignore[override]
-        """As `RowCache.aim`; all rows feed all of `positions` (n, q), which begin at 0 for rows that have no state yet.
-
-        No mask where no layer attends: models without one take any that they get for that of padding.
-        """
+    def aim(self, slots: Sequence[int], positions: Tensor) -> None:
+        """As `RowCache.aim`; all rows feed all of `positions` (n, q), which begin at 0 for rows that have no state yet."""
         self.settle()
-        mask = super().aim(slots, positions)
+        super().aim(slots, positions)
         # Zeros are what a fresh row has: beside rows that go on it goes on from them.
         fresh = not bool(positions[:, 0].any())
         for layer in self._states:
             layer.load(self.slots, leading=self.leading, fresh=fresh)
         self._loaded = True
-        return mask if self._attends else None
 
     def settle(self) -> None:
         """Put the states of the last forward pass where their slots are."""

@@ -34,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config.options import ModelConfig
+from hsg.engine.attention import trunk
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
 from hsg.engine.precision import autocast
@@ -275,7 +276,7 @@ def check_head(model: Any, *, key: str = "model.path") -> None:
 
 def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     """Last hidden states (B, T, D) of right-padded rows; see the module docstring for the missing attention mask."""
-    base = model.base_model
+    base = trunk(model)
     extra = {}
     if "position_ids" in inspect.signature(base.forward).parameters:
         # Every row starts at position 0, so the positions are those of the columns.
