@@ -96,6 +96,7 @@ def opened(
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
     from hsg import environments
     from hsg.config.loading import unused_options
+    from hsg.model.fit import asked_again, fit_of
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
@@ -113,8 +114,12 @@ def opened(
                 print(f"resuming {resumed.folder} from {checkpoint.name}")
         else:
             model_path = prepare_model(config, task_set, distributed)
-        trainer = Trainer(config, task_set, model_path, distributed, None, resume=checkpoint)
+        # A run keeps the attention, cache and packing that it found right at its start.
+        kept = resumed.state["trainer"].get("fit") if resumed and checkpoint else None
+        trainer = Trainer(asked_again(config, kept), task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
+        if distributed.is_main:
+            print(fit_of(trainer.model).line(config.model.path), flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
             trainer.run = RunFolder(config, name, resume=logs)

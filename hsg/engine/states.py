@@ -104,7 +104,9 @@ class _StateLayer(LinearAttentionLayer):
 class _NoLayer(DummyLayer):
     """A layer that only feeds forward (Nemotron-H)."""
 
-    is_initialized = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_initialized = False  # there are no keys to copy
 
     def grow(self, capacity: int) -> None:
         """Nothing to keep."""
@@ -117,7 +119,9 @@ class _BothLayer(_RowLayer, _StateLayer):  # type: ignore[misc]
         _RowLayer.__init__(self, owner)
         _StateLayer.__init__(self, owner, number_of_states)
 
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:  # attention gives two by place, states one by name
+    def lazy_initialization(
+        self, *args: Any, **kwargs: Any
+    ) -> None:  # attention gives two by place, states one by name
         kind: Callable[..., None] = _RowLayer.lazy_initialization if args else _StateLayer.lazy_initialization
         kind(self, *args, **kwargs)
 

@@ -240,6 +240,10 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
 
 
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What Gemma, RecurrentGemma and xLSTM call it."""
+
+
 def head_logits(model: Any, hidden: Tensor) -> Tensor:
     """Logits of last hidden states, exactly as the model's own forward makes them (`check_head` holds it to that).
 
@@ -253,24 +257,29 @@ def head_logits(model: Any, hidden: Tensor) -> Tensor:
         logits = logits * scale
     if scale := getattr(config, "logits_scaling", None):  # Granite
         logits = logits / scale
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-        logits = cap * torch.tanh(logits / cap)
+    for name in _SOFT_CAPS:
+        if cap := getattr(config, name, None):
+            logits = cap * torch.tanh(logits / cap)
     return logits
 
 
 @torch.no_grad()
 def check_head(model: Any, *, key: str = "model.path") -> None:
     """Raise ValueError if the model's logits are more than its output head on the base model's last hidden state."""
+    name = type(model).__name__
     device = next(model.parameters()).device
     ids = torch.arange(1, 6, device=device)[None] % model.get_input_embeddings().num_embeddings
     was_training = model.training
     model.eval()
-    with autocast(model):
-        expected = model(input_ids=ids, use_cache=False).logits
-        got = head_logits(model, _hidden(model, ids)) if model.get_output_embeddings() is not None else None
+    try:
+        with autocast(model):
+            expected = model(input_ids=ids, use_cache=False).logits
+            got = head_logits(model, _hidden(model, ids)) if model.get_output_embeddings() is not None else None
+    except Exception as error:  # a stranger's model
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"{key} must be a model that can be run, got {name}: {reason}") from error
     model.train(was_training)
     if got is None or got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype), 1e-2, 1e-2):
-        name = type(model).__name__
         raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
 
 

