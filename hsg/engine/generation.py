@@ -127,10 +127,7 @@ class Decoder:
         self._row = list(range(len(prompts)))  # slot -> row
         if use_cache:
             if masks_itself(self._config):
-                raise ValueError(
-                    "rollout.cache must be false for a model that cuts its windows by columns, which rows of different "
-                    f"lengths do not share, got {type(model).__name__}; set rollout.cache=false"
-                )
+                raise ValueError("it cuts its windows by columns, which rows of different lengths do not share")
             capacity = max(map(len, self.rows)) + 64
             limit = getattr(self._config, "max_position_embeddings", None)
             self._has_states = has_states(model)

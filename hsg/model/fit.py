@@ -15,9 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from hsg.config.options import Config
 from hsg.engine.states import has_states
+from hsg.model.models import check_head, with_attention
 from hsg.model.probe import SMALL, Probe, WrongError, restated, shallow, undisturbed
+from hsg.model.twin import make_twin
 
 CACHES, PACKINGS = ("on", "steps", "off"), ("prefix", "plain", "off")
 """From the fastest down. `steps` is a way of `rollout.cache: on`."""
@@ -112,6 +116,21 @@ def find_fit(model: Any, config: Config, *, trains: bool = True) -> Fit:
     return _FOUND[key]
 
 
+def expected_fit(of: Any, config: Config, *, trains: bool = True) -> Fit | None:
+    """What `find_fit` will say of a model without its weights, from its configuration (of transformers): asked of its twin.
+
+    None where no tiny one can be made that runs. ValueError with the line that a run would be refused with.
+    """
+    attention = "sdpa" if config.model.attention == "auto" else config.model.attention
+    try:
+        twin = with_attention(functools.partial(make_twin, of), attention)
+        twin(input_ids=torch.arange(1, 6)[None], use_cache=False)
+    except Exception:  # a stranger's configuration: it may need any size to be what it is
+        return None
+    check_head(twin)
+    return find_fit(twin, config, trains=trains)
+
+
 # -------------------------------------------------------------------------------------------------------------- the search
 
 
@@ -143,7 +162,7 @@ def _cut_or_whole(model: Any, *asked: Any) -> Fit | WrongError:
 
 
 def _try(model: Any, attention: str, cache: str, packing: str | None) -> Fit | WrongError:
-    """The fastest right settings among those asked for (`auto`: all), or what is wrong with the first of them."""
+    """The fastest right settings among those asked for (`auto`: all), or what is wrong with the last of them."""
     loaded = str(model.config._attn_implementation)
     attentions = [loaded, "eager"] if attention == "auto" else [attention]
     caches = {"auto": CACHES, "on": ("on", "steps"), "off": ("off",)}[cache]
@@ -166,9 +185,12 @@ def _try(model: Any, attention: str, cache: str, packing: str | None) -> Fit | W
             wrong.append(error)
             continue
         fit = Fit(name, found_cache, found_packing, gap)
-        passed = {f"{e.key}={e.value} ({e.problem})": None for e in wrong if fit.options[e.key] != e.value}
-        return replace(fit, passed_over=tuple(passed))
-    return wrong[0]
+        passed: dict[str, str] = {}  # of each option the fastest
+        for each in wrong:
+            if fit.options[each.key] != each.value:
+                passed.setdefault(each.key, f"{each.key}={each.value} ({each.problem})")
+        return replace(fit, passed_over=tuple(passed.values()))
+    return wrong[-1]
 
 
 def _first(

@@ -150,7 +150,7 @@ def load_policy(
     with _restated(path, key):
         of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
         config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
-        _without_dropout(config)
+        without_dropout(config)
 
         def load(attention: str) -> Any:
             return AutoModelForCausalLM.from_pretrained(
@@ -162,11 +162,9 @@ def load_policy(
                 **extra,
             )
 
-        model = _with_attention(load, _attention(model_config.attention, device, dtype))
+        model = with_attention(load, _attention(model_config.attention, device, dtype))
     _forget_quantisation(model)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    without_dropout(model)
     model.generation_config = _plain_generation(model, tokenizer)
     model.config.use_cache = False  # generation asks for its cache itself
     if model_config.gradient_checkpointing:
@@ -192,25 +190,30 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
     return "flash_attention_2" if half_on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
 
 
-def _with_attention(load: Callable[[str], Any], name: str) -> Any:
-    """`load(name)`; the plain attention where the model has none of that name, which `find_fit` then says or refuses."""
+def with_attention(load: Callable[[str], Any], name: str) -> Any:
+    """`load(name)`; a plainer attention where the model has none of that name, which `find_fit` then says or refuses."""
+    plainer = [other for other in ("sdpa", "eager") if other != name] if name != "eager" else []
     try:
         return load(name)
-    except ValueError as error:
-        if name == "eager":
-            raise
-        with contextlib.suppress(ValueError):
-            return load("eager")
-        raise error
+    except (ValueError, ImportError):
+        for other in plainer:
+            with contextlib.suppress(ValueError):
+                return load(other)
+        raise
 
 
-def _without_dropout(config: Any) -> None:
-    """Every dropout probability of a config to 0, nested configs included; layers copy it when they are made."""
-    for name, value in list(vars(config).items()):
+def without_dropout(of: Any) -> None:
+    """Every dropout probability, and jitter of a router, of a configuration, which layers copy when they are made, or of a model to 0."""
+    if isinstance(of, nn.Module):
+        for module in of.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return
+    for name, value in list(vars(of).items()):
         if isinstance(value, transformers.PretrainedConfig):
-            _without_dropout(value)
-        elif ("drop" in name and isinstance(value, float)) or name == "layerdrop":
-            setattr(config, name, 0.0)
+            without_dropout(value)
+        elif (("drop" in name or "jitter" in name) and isinstance(value, float)) or name == "layerdrop":
+            setattr(of, name, 0.0)
 
 
 def _forget_quantisation(model: Any) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from hsg.engine.attention import trunk
@@ -43,8 +44,11 @@ SMALL = 20_000_000
 """Parameters up to which a model is probed as it is."""
 
 
+NOT_PLAIN = "its log-probs are not those of the plain forward"
+
+
 class WrongError(Exception):
-    """One setting is not right, and why."""
+    """One setting is not right, and why: in words without numbers, so that `hsg plan` says what training says."""
 
     def __init__(self, key: str, value: str, problem: str) -> None:
         super().__init__(problem)
@@ -79,7 +83,9 @@ class Probe:
         restated("model.attention", attention, lambda: self._check_attention(attention))
 
     def _check_attention(self, name: str) -> None:
-        """This attention, without cache or packing, gives what the plainest one gives."""
+        """The model has this attention, which gives without cache or packing what the plainest one gives."""
+        with attention_of(self.model, name):
+            pass
         row = self.plan.prompts()[0]
         known = _Row(row, [False] * 4 + [True] * (len(row) - 5), [0.0] * (len(row) - 1))
         mine = self._scored([known], "off", self.attention, gradient=False)[0][0]
@@ -91,14 +97,14 @@ class Probe:
             return
         gap = float((mine - plainest).abs().max())
         if not gap <= self.limit:
-            raise WrongError("model.attention", name, f"{_off(gap)} from eager")
+            raise WrongError("model.attention", name, "its log-probs are not those of eager")
 
     def check_cache(self, cache: str) -> float:
         """The gap of rows sampled in this way."""
         played = self._play(cache)
         gap = self._gap(played, [torch.tensor(row.logprobs)[torch.tensor(row.mask)] for row in played])
         if not gap <= self.limit:
-            raise WrongError("rollout.cache", "off" if cache == "off" else "on", _off(gap))
+            raise WrongError("rollout.cache", "off" if cache == "off" else "on", NOT_PLAIN)
         self.played = played
         return gap
 
@@ -112,14 +118,14 @@ class Probe:
             nonlocal gap
             gap = self._gap(played, scored)
             if not gap <= self.limit:
-                raise WrongError("update.packing", packing, _off(gap))
+                raise WrongError("update.packing", packing, NOT_PLAIN)
 
         gradient = self._scored(played, packing, self.attention, then=compare)[1]
         if gradient is not None:
             plain = torch.stack([g for row in played if (g := self._plain(row)[1]) is not None]).sum(0)
             far = float((gradient - plain).norm() / plain.norm().clamp(min=1e-30))
             if not far <= 10 * self.limit:
-                raise WrongError("update.packing", packing, f"its gradient is off by {far:.2g} of its norm")
+                raise WrongError("update.packing", packing, "its gradient is not that of the plain forward")
         return gap
 
     def _plain(self, row: _Row) -> tuple[Tensor, Tensor | None]:
@@ -314,6 +320,8 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
         yield
         return
     model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:  # some only warn
+        raise ValueError("it has no attention of that name")
     try:
         yield
     finally:
@@ -324,12 +332,15 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
 def undisturbed(model: Any) -> Iterator[None]:
     """The model in evaluation mode and in the precision of its weights; afterwards as it was."""
     training, dtype = model.training, getattr(model, "compute_dtype", None)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # what does not work is said by the probe
     model.eval()
     if dtype is not None:
         model.compute_dtype = next(model.parameters()).dtype
     try:
         yield
     finally:
+        transformers.logging.set_verbosity(verbosity)
         model.train(training)
         if dtype is not None:
             model.compute_dtype = dtype
@@ -386,7 +397,3 @@ def _kind(layer: nn.Module) -> tuple[object, ...]:
 def _setting(name: str, value: object) -> bool:
     # A float may be made from the layer's number (DiffLlama); what it scales is the same computation.
     return isinstance(value, (bool, int, str)) and "idx" not in name and "index" not in name and name != "training"
-
-
-def _off(gap: float) -> str:
-    return f"log-probs off by {gap:.2g} nats"
