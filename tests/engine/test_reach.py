@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -95,9 +96,9 @@ def test_narrow_windows_last_as_long_as_they_are_asked_for(kind: str, narrow: Re
         return [layer_reach(layer.self_attn) for layer in trunk(model).layers]
 
     before = reaches()
-    with pytest.raises(RuntimeError, match="inside"), narrowed(model, 2):
+    with contextlib.suppress(RuntimeError), narrowed(model, 2):
         assert reaches() == [narrow, FULL, narrow]
-        raise RuntimeError("inside")
+        raise RuntimeError("the model could not do it")
     assert reaches() == before != [narrow, FULL, narrow]
 
 
@@ -108,7 +109,7 @@ def test_calls_hold_every_pair_that_is_seen_once_and_no_other(
 ) -> None:
     monkeypatch.setattr(layouts, "STEP", step)
     stem = list(range(10, 23))
-    rows = [stem + [30 + i for i in range(9)], [*stem, 40], stem[:6] + [50, 51, 52], stem + [30, 31, 60, 61], [70, 71]]
+    rows = [stem + [30 + i for i in range(9)], [*stem, 40], [*stem[:6], 50, 51, 52], [*stem, 30, 31, 60, 61], [70, 71]]
     ids = torch.tensor([row + [0] * (22 - len(row)) for row in rows])
     read = torch.zeros(ids.shape, dtype=torch.bool)
     read[0, [3, 20]] = read[2, 7] = read[3, 16] = True
