@@ -244,9 +244,10 @@ class Decoder:
         """The slow twin: each row from its start, right-padded, with the model's own masks, which no real token outlives."""
         width = max(len(self.rows[r]) for r in rows)
         ids = torch.tensor([self.rows[r] + [self.rows[r][-1]] * (width - len(self.rows[r])) for r in rows])
+        where = torch.arange(width, device=self.device).expand(len(rows), -1)
         self.cost.positions += ids.numel()
         last = [len(self.rows[r]) - 1 for r in rows]
-        return self._logits(ids.to(self.device), torch.arange(width, device=self.device)[None], last, use_cache=False)
+        return self._logits(ids.to(self.device), where, last, use_cache=False)
 
     def _logits(self, ids: Tensor, positions: Tensor, last: Sequence[int], **more: Any) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only

@@ -104,19 +104,25 @@ def masks_itself(config: Any) -> bool:
     return "local" in (getattr(config.get_text_config(), "attention_layers", None) or ())
 
 
-@contextlib.contextmanager
-def narrowed(model: Any, size: int = 3) -> Iterator[None]:
-    """A model with windows and chunks of a few tokens, so that a check on short rows shows what long ones would meet.
+_SIZES = ("sliding_window", "attention_chunk_size", "attention_window_size")
+"""What configurations and attention modules call the size of a window or chunk; they read it in every forward pass."""
 
-    Holds for masks of transformers and for those above, which both read the config in every forward.
-    """
-    config = model.config.get_text_config()
-    names = [n for n in ("sliding_window", "attention_chunk_size") if getattr(config, n, None) is not None]
-    before = {name: getattr(config, name) for name in names}
-    for name in names:
-        setattr(config, name, min(size, before[name]))
+
+def window_sizes(model: Any) -> list[tuple[Any, str, int]]:
+    """Every (owner, attribute, size) of a window or chunk in the configurations and modules of a model."""
+    owners = [model.config, model.config.get_text_config(), *model.modules()]  # the same one twice does no harm
+    held = ((owner, name, vars(owner).get(name)) for owner in owners for name in _SIZES)
+    return [(owner, name, size) for owner, name, size in held if isinstance(size, int) and not isinstance(size, bool)]
+
+
+@contextlib.contextmanager
+def narrowed(model: Any, size: int) -> Iterator[None]:
+    """A model with windows and chunks of a few tokens, so that a check on short rows shows what long ones would meet."""
+    held = window_sizes(model)
     try:
+        for owner, name, old in held:
+            setattr(owner, name, min(size, old))
         yield
     finally:
-        for name in names:
-            setattr(config, name, before[name])
+        for owner, name, old in held:
+            setattr(owner, name, old)
