@@ -69,7 +69,10 @@ def test_fastest_right_settings(kind, attention, cache, packing):
             r"rollout.cache must be a setting that is right for BloomForCausalLM, got on \(.*\); what was tried and works: "
             "model.attention=eager rollout.cache=off update.packing=off$",
         ),
-        ("update.packing=plain", r"update.packing must be a setting .* got plain .*rollout.cache=off update.packing=off$"),
+        (
+            "update.packing=plain",
+            r"update.packing must be a setting .* got plain .*rollout.cache=off update.packing=off$",
+        ),
         ("model.attention=sdpa", r"model.attention must be a setting .* got sdpa .* works: model.attention=eager "),
     ],
 )
@@ -233,7 +236,9 @@ def test_unknown_attention_falls_back_at_loading_and_is_refused_by_name(tmp_path
     folder = build("gpt_neo", tmp_path / "gpt_neo")
     policy = make_policy(options(f"model.path={folder}"), folder, "cpu", trains=True)
     assert policy.model.config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="model.attention must be a setting .* got sdpa .* works: model.attention=eager"):
+    with pytest.raises(
+        ValueError, match="model.attention must be a setting .* got sdpa .* works: model.attention=eager"
+    ):
         make_policy(options(f"model.path={folder}", "model.attention=sdpa"), folder, "cpu")
 
 
