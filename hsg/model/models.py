@@ -203,7 +203,7 @@ def with_attention(load: Callable[[str], Any], name: str) -> Any:
 
 
 def without_dropout(of: Any) -> None:
-    """Every dropout probability, and jitter of a router, of a configuration, which layers copy when they are made, or of a model to 0."""
+    """Dropout and jitter of routers to 0: of a configuration, which layers copy when they are made, or of a model."""
     if isinstance(of, nn.Module):
         for module in of.modules():
             if isinstance(module, nn.Dropout):
