@@ -145,8 +145,9 @@ format: setup ## rewrite what ruff can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-docs: setup ## write docs/configuration.md from the dataclasses
+docs: setup ## write docs/configuration.md from the dataclasses, docs/api.md from the docstrings
 	@$(BIN)/python -m hsg.experiments.upkeep.reference
+	@$(BIN)/python -m hsg.experiments.upkeep.api
 
 zoo: setup ## which architectures can be trained, and how: a tiny model of each is tried (minutes): NAMES="qwen3 mamba"
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.zoo $(or $(NAMES),--write)

@@ -35,7 +35,7 @@ from hsg.model.policy import Policy
 from hsg.protocol import Task, TaskSet
 from hsg.ranks import stopping
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.run.files import write_whole
 from hsg.run.taskfile import write_task_file
 
@@ -52,7 +52,10 @@ def evaluate_split(
     strategies: Any = "own",
     label: str = "",
 ) -> list[dict[str, Any]]:
-    """Rows of every task and sample (see `row_of`), the same on all ranks; what `file` holds is not played again."""
+    """Rows of every task and sample (see `row_of`), the same on all ranks; what `file` holds is not played again.
+
+    Where it holds more samples than are asked for, they count too: nobody pays for a worse figure than there is.
+    """
     done = distributed.from_main(file.done if file is not None else set())
     rows = distributed.from_main(list(file.rows) if file is not None else [])
     for sample in range(num_samples):
@@ -76,7 +79,7 @@ def evaluate_split(
             if file is not None:
                 file.add(fresh)
     wanted = {task.id for task in tasks}
-    return [row for row in rows if row["task_id"] in wanted and row["sample"] < num_samples]
+    return [row for row in rows if row["task_id"] in wanted]
 
 
 def evaluate_model(
@@ -85,7 +88,7 @@ def evaluate_model(
     """Split -> summary of one model; each is written as JSON, its samples beside it."""
     if distributed.is_main:
         print(f"model:   {asked.model}", flush=True)  # of a run: which of its checkpoints
-    policy = make_policy(asked.config, asked.model, distributed.device)
+    policy = load_policy(asked.config, asked.model, distributed.device)
     summaries = {}
     for split, settings in asked.settings.items():
         opened = distributed.from_main_or_fail(functools.partial(open_samples, asked, split))
@@ -94,14 +97,26 @@ def evaluate_model(
             file=opened if distributed.is_main else None,  # one rank writes
             strategies=options.strategies, label=split,
         )  # fmt: skip
+        before = read_before(asked.outs[split], settings)
+        ks = sorted({*options.k, *map(int, before.get("pass_at_k", ()))})
         summaries[split] = {
             "model": asked.model, "split": split, "strategies": options.strategies,
-            "num_samples": options.num_samples, "settings": settings,
-            **summarise(rows, options.k, getattr(task_set, "groups", None)),
+            "num_samples": 1 + max(row["sample"] for row in rows), "settings": settings,
+            **summarise(rows, ks, getattr(task_set, "groups", None)),
+            "comparisons": before.get("comparisons", {}),
         }  # fmt: skip
         if distributed.is_main:
             write_whole(asked.outs[split], json.dumps(summaries[split], indent=1))
     return summaries
+
+
+def read_before(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The result that an earlier command left of the same settings: what it measured stays in the new one."""
+    try:
+        found = json.loads(out.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # none, or half of one: all but comparisons follows from the samples
+        return {}
+    return found if isinstance(found, dict) and found.get("settings") == settings else {}
 
 
 def open_samples(asked: Evaluation, split: str) -> SampleFile:
@@ -305,14 +320,15 @@ def report(
         if options.compare is not None:
             differing = other_settings(summary["settings"], others[split]["settings"])
             found = {**compare(summary, others[split]), "other_settings": differing}
-            summary["comparison"] = {"with": options.compare, **found}
+            summary["comparisons"][options.compare] = {"num_samples": summary["num_samples"], **found}
             print_comparison(split, found, options.compare)
             write_whole(asked.outs[split], json.dumps(summary, indent=1))
         print(f"\nresult:  {asked.outs[split]}")
     if options.save_unsolved is not None:
         tasks = [task for summary in summaries.values() for task in summary["tasks"]]
         hard = unsolved({task["task_id"]: (task["num_samples"], task["num_solved"]) for task in tasks})
-        write_task_file(options.save_unsolved, hard, f"not solved in {options.num_samples} samples by {options.given}")
+        most = max(summary["num_samples"] for summary in summaries.values())
+        write_task_file(options.save_unsolved, hard, f"not solved in {most} samples by {options.given}")
         print(f"unsolved: {len(hard)} tasks in {options.save_unsolved}")
 
 

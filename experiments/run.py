@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,8 +54,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(config_path: str | Path | None, overrides: list[str], resume: str = "none") -> Path | None:
-    """The whole run. Returns its folder (on the main process)."""
+def train(config_path: str | Path | None = None, overrides: Sequence[str] = (), resume: str = "none") -> Path | None:
+    """The whole run, as `hsg train` makes it: warm start, evaluations, iterations, a table. Returns its folder.
+
+    config_path  a YAML file with the differences from the defaults; None: experiments/configs/quickstart.yaml
+    overrides    `section.key=value`, as behind --set
+    resume       none, auto, or the folder of the run to go on with
+
+    None on all processes but the main one. ValueError says in one line what is wrong with an option.
+    """
     import torch
 
     from hsg.experiments.reading.resume import find_run, read_config
@@ -72,7 +80,7 @@ def run(config_path: str | Path | None, overrides: list[str], resume: str = "non
             return resumed.folder
         name = config.run.name or f"{config.environment.name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
         name = resumed.folder.name if resumed else distributed.from_main(name)
-        with opened(config, distributed, name, resumed) as (task_set, trainer):
+        with opened(config, distributed, name, resumed) as (task_set, trainer), unfinished(trainer):
             if config.evaluation.initial and not (resumed and resumed.checkpoint):
                 trainer.evaluate(0, "warm start" if config.model.path == "nano" else "before training")
             iterations = trainer.train()
@@ -127,13 +135,32 @@ def opened(
         yield task_set, trainer
 
 
+@contextmanager
+def unfinished(trainer: Trainer) -> Iterator[None]:
+    """Whatever ends a run early is followed by the command that goes on with it."""
+    try:
+        yield
+    except BaseException:
+        if trainer.run is not None:
+            print(go_on(trainer.run.path), file=sys.stderr)
+        raise
+
+
+def go_on(folder: Path) -> str:
+    """`go on with: hsg train --resume runs/a`; what a launcher was told beside it, only whoever typed it knows."""
+    option = f"--resume {shlex.quote(str(folder))}"
+    if sys.argv[0].endswith("hsg train"):
+        return f"go on with: hsg train {option}"
+    return f"go on with: the same command and {option} (make: RESUME={shlex.quote(str(folder))})"
+
+
 def report(config: Any, run: Any) -> Path:
     """Curves and a table of the evaluations; then nothing is left to do, and the run folder says so."""
     from hsg.config.loading import to_dict
     from hsg.experiments.reading.curves import read_lines, write_curves
 
     curves = write_curves([run.path], run.path / "curves.png")
-    print_table([r for r in read_lines(run.path, "eval.jsonl") if r["label"] != "training"], run.path, curves)
+    print_table(read_lines(run.path, "eval.jsonl"), run.path, curves)
     run.finish({"asked": to_dict(config.train)})
     return run.path
 
@@ -207,7 +234,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
     """What the config asks to be measured after the last iteration."""
     from hsg.experiments.warmstart import continue_training
     from hsg.measure.evaluation import evaluate, evaluation_tasks
-    from hsg.run.build import make_policy
+    from hsg.run.build import load_policy
 
     if config.evaluation.final:
         trainer.evaluate(iterations, "after training")
@@ -221,7 +248,7 @@ def final_evaluations(config: Any, task_set: Any, trainer: Any, iterations: int)
         distributed, made = trainer.distributed, None
         if distributed.is_main:
             made = str(continue_training(config, task_set, Path(trainer.model_path), trainer.seconds))
-        policy = make_policy(config, str(distributed.from_main(made)), distributed.device)
+        policy = load_policy(config, str(distributed.from_main(made)), distributed.device)
         tasks = trainer.evaluation_tasks
         record = evaluate(
             config, policy, task_set, tasks, distributed, label="supervised control", iteration=iterations
@@ -235,15 +262,15 @@ def print_table(records: list[dict[str, Any]], folder: Path, curves: Path | None
     print(f"\nrun folder: {folder}")
     missing = "nothing to draw yet" if find_spec("matplotlib") else "pip install hsg[notebooks] brings matplotlib"
     print(f"curves:     {curves or 'not drawn; ' + missing}")
+    print(f"look at it: hsg view {shlex.quote(str(folder))}")
     if records:
         print(f"{'':<22}{'split':<8}{'score':>8}{'success':>9}{'turns':>7}{'tasks':>7}")
     for r in records:
+        label = f"iteration {r['iteration']}" if r["label"] == "training" else r["label"]
         if "score" not in r:
-            print(f"{r['label']:<22}{r['split']:<8} every episode failed")
+            print(f"{label:<22}{r['split']:<8} every episode failed")
             continue
-        print(
-            f"{r['label']:<22}{r['split']:<8}{r['score']:>8.3f}{r['success']:>9.3f}{r['turns']:>7.1f}{r['num_tasks']:>7}"
-        )
+        print(f"{label:<22}{r['split']:<8}{r['score']:>8.3f}{r['success']:>9.3f}{r['turns']:>7.1f}{r['num_tasks']:>7}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -253,7 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
     with stopping.handlers():
         try:
             given = parse_arguments(arguments)
-            run(given.config, given.set, given.resume)
+            train(given.config, given.set, given.resume)
         except ValueError as error:
             if not _is_ours(error):  # a library's complaint in the middle of the work is a bug of ours: show where
                 raise

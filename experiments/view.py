@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from hsg.config.arguments import Parser, refuse
-from hsg.config.checks import require
+from hsg.config.checks import require, require_folder_there
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 FILES = Path(__file__).resolve().parent / "viewer"
@@ -181,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in options.runs:
             known = any(os.path.exists(folder / name) for name in ("config.yaml", "metrics.jsonl", "trajectories"))
             if not known:
+                require_folder_there(str(folder), "RUN")
                 raise ValueError(f"RUN must be a run folder, got {str(folder)!r}; it has no config.yaml")
         if options.every < 1:
             raise ValueError(f"--every must be >= 1, got {options.every}; 1 keeps all iterations")

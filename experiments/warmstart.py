@@ -27,7 +27,7 @@ from hsg.config.options import Config
 from hsg.experiments.imitation.demonstrations import VERSION, Played, collect, digest, make_rows
 from hsg.experiments.imitation.report import print_report, report
 from hsg.experiments.imitation.supervised import train
-from hsg.model.models import load_policy, stop_ids
+from hsg.model.models import load_model, stop_ids
 from hsg.model.nano import build_nano
 from hsg.protocol import TaskSet
 from hsg.text.chat import ChatFormat
@@ -46,7 +46,7 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
         path: str | Path = config.model.path
         if path == "nano":
             path = build_nano(_texts(config, played), config.warmstart.nano, scratch, seed=config.warmstart.seed)
-        model, tokenizer = load_policy(config.model, path, _device())
+        model, tokenizer = load_model(config.model, path, _device())
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
     if not config.log.quiet:
         limit = f"at most {config.warmstart.seconds:.0f} s"
@@ -92,7 +92,7 @@ def continue_training(config: Config, task_set: TaskSet, folder: str | Path, sec
     target = Path(config.warmstart.cache_dir) / f"control-{key}"
     if (target / "warmstart.json").is_file():
         return target
-    model, tokenizer = load_policy(config.model, folder, _device())
+    model, tokenizer = load_model(config.model, folder, _device())
     rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
     # The whole time is used: a plateau must not end it early.
     settings = dataclasses.replace(config.warmstart, seconds=seconds, epochs=1e9, patience=10**9)

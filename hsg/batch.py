@@ -40,7 +40,10 @@ def build_rows(
     trajectories: Sequence[Sequence[Sequence[Trajectory]]],
     credit: Credit,
 ) -> list[Row]:
-    """The rows of one iteration. What is invalid has none: no token of it is trained."""
+    """The rows of one iteration, strategies' and turns'. What is invalid has none: no token of it is trained.
+
+    strategies (P, N) or None; trajectories (P, N, M), whose own rows follow that of their strategy.
+    """
     rows: list[Row] = []
     flat = 0
     for p, groups in enumerate(trajectories):
@@ -179,7 +182,7 @@ def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
 
 
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
-    """Right-pad rows into one Batch. What stands at padding is masked by position; `pad_id` only has to exist."""
+    """Right-pad B rows into one Batch (B, T). What stands at padding is masked by position; `pad_id` only has to exist."""
     width = max(len(row) for row in rows)
     lengths = torch.tensor([len(row) for row in rows])
 

@@ -73,7 +73,7 @@ class Signals:
 
 
 def length_penalty(num_tokens: int, token_limit: int, config: RewardConfig) -> float:
-    """0 up to `length_penalty_start` of the token limit, then linear to -1 at the limit (spec 1.2, form ours)."""
+    """0 up to `length_penalty_start` of the token limit, then linear to -1 at the limit (its form is ours)."""
     if not config.length_penalty:
         return 0.0
     start = config.length_penalty_start
@@ -93,7 +93,9 @@ def assign_credit(
     signals: Signals | None = None,
     gather: Callable[[list], list] = list,
 ) -> Credit:
-    """Both levels' returns and advantages. strategies (P, N) or None; trajectories and judgments (P, N, M).
+    """Both levels' returns and advantages, in float64.
+
+    strategies (P, N) or None (a flat method); trajectories and judgments (P, N, M).
 
     `gather` joins lists of all ranks for what is whitened over the batch; every rank calls, with nothing to add too.
     """

@@ -59,7 +59,7 @@ def policy_loss(
     entropy_coef: float = 0.0,
     row_ids: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """The clipped policy loss of one micro-batch, and its metrics.  Source: StraTA eq. J(theta), spec 1.4.
+    """The clipped policy loss of one micro-batch, and its metrics.  Source: J(theta) of StraTA (arXiv 2605.06642).
 
     All tensors are (B, T-1); position t speaks of input_ids[:, t+1].  response_mask: non-zero = sampled by the policy
     and trained; elsewhere nothing is read, not even NaN.  levels: 0 strategy token, 1 action token, None one level.

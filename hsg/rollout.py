@@ -66,7 +66,7 @@ class Rollout:
         *,
         temperature: float,
         strategy_temperature: float | None = None,
-        costs: RolloutCosts,
+        costs: RolloutCosts | None = None,
         judge: Judge | None = None,
         on_progress: Callable[[int], None] = lambda finished: None,
     ) -> tuple[list[Trajectory], list[Judgment]]:
@@ -75,7 +75,9 @@ class Rollout:
         Those that their environment broke are played again, up to `rollout.env_retries` times, with the same seeds: a world
         that works this time gives what it would have given at once.
         strategy_temperature  of the strategy that begins a response (`strategy.per: turn`); None: `temperature`
+        costs                 what is forwarded is added there
         """
+        costs = costs or RolloutCosts()
         first = temperature if strategy_temperature is None else strategy_temperature
         trajectories, judgments = self._play(episodes, (first, temperature), costs, judge, on_progress)
         for attempt in range(1 + self.config.rollout.env_retries):

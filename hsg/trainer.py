@@ -35,7 +35,9 @@ from hsg.run.tracking import RunFolder
 class Trainer:
     """One run: `train()` goes through `train.iterations` iterations. `model_path` is the policy that the run began with.
 
-    `resume`: the checkpoint to go on from.
+    distributed  None: the ranks that the launcher has started, or this process alone
+    run          the folder that is written; None: nothing is
+    resume       the checkpoint to go on from
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class Trainer:
         config: Config,
         task_set: TaskSet,
         model_path: str,
-        distributed: Distributed,
-        run: RunFolder | None,
+        distributed: Distributed | None = None,
+        run: RunFolder | None = None,
         *,
         resume: Path | None = None,
     ) -> None:
+        distributed = distributed or Distributed(config.distributed)
         self.config, self.task_set, self.distributed, self.run = config, task_set, distributed, run
         self.console = Console(config, is_main=distributed.is_main)
         self.evaluation_tasks = evaluation_tasks(config, task_set)
@@ -198,6 +201,7 @@ class Trainer:
         record = evaluate(*given, label=label, iteration=iteration, **options)
         if self.run is not None:
             self.run.evaluation(record)
+            self.console.evaluation(record)
         return record
 
     def save(self) -> None:

@@ -158,7 +158,7 @@ class Judgment:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of both levels, right-padded. The only padded thing in the code base; see the alignment law above.
+    """Rows of both levels, right-padded. The only padded thing in the code base; the alignment law of hsg/types.py holds.
 
     input_ids       (B, T)    int64
     attention_mask  (B, T)    int64  1 = real

@@ -39,6 +39,6 @@ def guesser(guesser_folder: Path) -> Any:
     from dataclasses import replace
 
     from hsg.config.options import Config, ModelConfig
-    from hsg.run.build import make_policy
+    from hsg.run.build import load_policy
 
-    return make_policy(replace(Config(), model=ModelConfig(dtype="float64")), str(guesser_folder), "cpu")
+    return load_policy(replace(Config(), model=ModelConfig(dtype="float64")), str(guesser_folder), "cpu")

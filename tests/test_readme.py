@@ -56,6 +56,23 @@ def test_options_that_are_named_exist(name):
     assert sorted(named - set(_all_keys())) == []
 
 
+def test_contributing_tells_a_place_and_a_test_for_each_kind():
+    """A row for each kind of part; every path is there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.split("## Where does it go?")[1].split("##")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "`" in line]
+    assert [row[0] for row in rows] == ["estimator", "environment", "selector", "judge", "model family", "study"]
+    for kind, place, tests in rows:
+        assert re.search(r"`(hsg|environments|experiments)/", place), kind
+        assert re.search(r"`tests/", tests), kind
+    paths = re.findall(r"`((?:hsg|environments|experiments|tests|docs)/[\w./]*)`", text)
+    assert len(paths) > 25
+    assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
+    words = re.findall(r"`(_[A-Z]+|[A-Z]{4,}|[a-z]+_[a-z_]+)`", table)
+    sources = "".join((ROOT / path).read_text(encoding="utf-8") for path in paths if path.endswith(".py"))
+    assert [word for word in words if not re.search(rf"^\s*(?:def )?{word}\b", sources, re.MULTILINE)] == []
+
+
 def test_provenance_names_what_exists():
     """Every test and every dotted option on the page is there, so that a renamed one is noticed."""
     text = (ROOT / "docs" / "provenance.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ from hsg.experiments.benchmarks.compare import ROOT
 from hsg.experiments.benchmarks.meter import Meter
 from hsg.experiments.benchmarks.ours import OPTIONS
 from hsg.experiments.benchmarks.scripted import ScriptedTasks, scripted
-from hsg.model.models import load_policy
+from hsg.model.models import load_model
 from hsg.ranks.distributed import Distributed
 from hsg.run import build
 from hsg.trainer import Trainer
@@ -62,12 +62,12 @@ def measure(turns: int, reps: int, size: str) -> dict[str, list[dict[str, float]
 
     def policy(config: Any, path: Any, device: Any) -> tuple[Any, Any]:
         """SmolLM2's weights read the small tokenizer's ids, so that the work is the same but for the model's size."""
-        return load_policy(config, "smollm2" if size == "135m" else path, device)[0], tokenizer
+        return load_model(config, "smollm2" if size == "135m" else path, device)[0], tokenizer
 
     spent: dict[str, list[dict[str, float]]] = {"grpo": [], "strata": []}
     with ExitStack() as stack:
         stack.enter_context(scripted(responses))
-        stack.enter_context(patch.object(build, "load_policy", policy))
+        stack.enter_context(patch.object(build, "load_model", policy))
         runs = {}
         for algorithm in spent:
             trainer = _trainer(algorithm, script, spec)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hsg.config.checks import require
+from hsg.config.checks import require, require_folder_there
 from hsg.config.loading import is_resolved, load_config, read_yaml, to_dict
 from hsg.config.options import Config
 from hsg.model.models import resolve_model
@@ -86,8 +86,7 @@ def find_model(given: str) -> tuple[str, Path | None]:
         older = f"name an older one, {str(saved[-2])!r}" if len(saved) > 1 else "train it on"
         _check_checkpoint(saved[-1], "a run whose newest checkpoint is whole", older)
         return str(saved[-1] / "model"), folder / "config.yaml"
-    if not folder.exists() and any(folder.parent.glob("*/config.yaml")):  # before the model hub is asked for it
-        raise ValueError(f"MODEL_OR_RUN must exist, got {given!r}; {str(folder.parent)!r} holds other runs")
+    require_folder_there(given, "MODEL_OR_RUN")  # before the model hub is asked for it
     return given, None
 
 

@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from hsg.config.options import Config
+from hsg.measure.progress import progress
 from hsg.protocol import Demonstration, EnvironmentFault, Task, TaskSet
 from hsg.ranks import stopping
 from hsg.run.files import write_whole
@@ -74,11 +73,6 @@ class Row:
     task_id: str
     ids: list[int]
     forms: list[int]
-
-
-def progress(total: int, label: str, quiet: bool) -> Any:
-    """A bar for what takes longer than two seconds, where standard error is a terminal."""
-    return tqdm(total=total, desc=label, delay=2, mininterval=0.5, disable=True if quiet else None, leave=False)
 
 
 def digest(value: Any) -> str:
@@ -170,13 +164,13 @@ def play_demonstrations(config: Config, task_set: TaskSet, tasks: Sequence[Task]
     quiet, found = config.log.quiet, []
     pool = ThreadPoolExecutor(config.rollout.env_threads)
     try:
-        with progress(len(tasks), "play demonstrations", quiet) as bar:
+        with progress(len(tasks), "play demonstrations", "task", quiet=quiet, delay=2) as bar:
             for played in pool.map(own, tasks):
                 found += played
                 bar.update()
         have = {item.task_id for item in found}
         pairs = expert_demonstrations(task_set, [task for task in tasks if task.id not in have], seed)
-        with progress(len(pairs), "play experts", quiet) as bar:
+        with progress(len(pairs), "play experts", "task", quiet=quiet, delay=2) as bar:
             for one in pool.map(lambda pair: play_one(pair[0], pair[1], True), pairs):
                 found += [one] if one is not None else []
                 bar.update()

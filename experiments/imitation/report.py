@@ -30,7 +30,7 @@ from hsg.model.policy import Policy
 from hsg.play.episode import Request
 from hsg.protocol import TaskSet
 from hsg.rollout import Rollout, RolloutCosts
-from hsg.run.build import make_judge, make_policy
+from hsg.run.build import load_policy, make_judge
 from hsg.run.files import write_whole
 from hsg.strategy.propose import propose
 from hsg.text.prompts import Prompts, parse_judgment
@@ -46,7 +46,7 @@ def report(
     is left out.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    policy = make_policy(config, folder, device)
+    policy = load_policy(config, folder, device)
     found = _play(config, policy, task_set, num_tasks, "episode") | _play(config, policy, task_set, num_tasks, "none")
     if config.warmstart.share_turn:
         found |= _play(config, policy, task_set, num_tasks, "turn")

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hsg.config.options import WarmstartConfig
-from hsg.experiments.imitation.demonstrations import CONTEXT, FORMS, Row, progress
+from hsg.experiments.imitation.demonstrations import CONTEXT, FORMS, Row
+from hsg.measure.progress import progress
 from hsg.model.models import score
 from hsg.types import ACTION, Batch
 
@@ -53,7 +54,7 @@ def train(
     history = [{"seconds": 0.0, "optimizer_step": 0, "validation": best_loss}]
     num_tokens = sum(len(row.ids) for row in training)
     tokens_seen, running = 0, 0.0
-    with progress(100, "warm start", quiet) as bar:
+    with progress(100, "warm start", "%", quiet=quiet, delay=2) as bar:
         for step, group in enumerate(_groups(training, settings.batch_tokens, random.Random(settings.seed))):
             used = schedule.used(tokens_seen / num_tokens)
             last = used >= schedule.end

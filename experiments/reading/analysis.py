@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hsg.config.arguments import Parser, refuse
-from hsg.config.checks import require
+from hsg.config.checks import require, require_folder_there
 from hsg.config.loading import load_config
 from hsg.config.options import Config
 from hsg.experiments.reading.curves import OWN_EVALUATIONS, is_number, read_evaluations, read_metrics, read_objects
@@ -209,6 +209,7 @@ PARTS = ("judge", "strategies", "diversity", "dead")
 
 def analyse(folder: Path, asked: Sequence[str] | None = None) -> tuple[str, dict[str, Table]]:
     """The report as Markdown, and part -> its whole table. Parts that are asked for by name must be possible (ValueError)."""
+    require_folder_there(str(folder), "RUN")
     require((folder / "config.yaml").is_file(), "RUN", "a run folder with config.yaml", str(folder))
     config = load_config(folder / "config.yaml")
     sections: list[str] = []

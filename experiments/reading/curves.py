@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hsg.config.arguments import Parser, refuse
-from hsg.config.checks import require
+from hsg.config.checks import require, require_folder_there
 from hsg.config.loading import read_yaml
 
 PANELS = {
@@ -32,7 +32,7 @@ PANELS = {
     "strategy/distance_selected": "distance of kept strategies",
     "update/entropy": "entropy (nats per token)",
 }
-WINDOW = 9  # iterations in a moving mean
+WINDOW = 9  # iterations in a moving mean, of a run that is long enough
 SPENT = {
     "iteration": "iteration",
     "environment_turns": "environment turns",
@@ -69,7 +69,7 @@ def write_curves(folders: Sequence[str | Path], out: str | Path) -> Path | None:
             if points:
                 x, y = zip(*points, strict=True)
                 axis.plot(x, y, color=colour, alpha=0.25, linewidth=1)
-                axis.plot(x, moving_mean(y), color=colour, linewidth=2, label=name)
+                axis.plot(x, moving_mean(y, window_of(len(y))), color=colour, linewidth=2, label=name)
             axis.set_title(title)
         _evaluations(panels[6], "score", evaluations, colour)
         _evaluations(panels[7], "success", evaluations, colour)
@@ -134,7 +134,7 @@ def mean_curve(curves: Sequence[Mapping[str, Any]], spent: str, reached: str) ->
     places = [[i] * len(curves) for i in shared]
     ends = [k[-1] for k in kept]
     places += [] if shared and ends == places[-1] else [ends]
-    window = WINDOW if len(places) > 3 * WINDOW else 1
+    window = window_of(len(places))
     x, y = (
         [moving_mean([curve[name][place[seed]] for place in places], window) for seed, curve in enumerate(curves)]
         for name in (spent, reached)
@@ -232,6 +232,12 @@ def labels(folders: Sequence[Path]) -> list[str]:
     return [folder.name if names[folder.name] == 1 else str(folder) for folder in folders]
 
 
+def window_of(count: int) -> int:
+    """How many iterations a mean is over: a run has to be eight times as long, else it shows another run than there was."""
+    widest = min(WINDOW, count // 8)
+    return max(1, widest if widest % 2 else widest - 1)
+
+
 def moving_mean(values: Sequence[float], window: int = WINDOW) -> list[float]:
     """Mean over the window around each value, cut at both ends."""
     half = window // 2
@@ -272,7 +278,10 @@ def is_number(value: object) -> bool:
 
 
 def read_lines(folder: str | Path, name: str, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The objects of one .jsonl file of a run folder; none where it does not exist yet. ValueError: as `read_objects`."""
+    """The objects of one .jsonl file of a run folder; none where it does not exist yet.
+
+    needs  keys that every line must have. ValueError names the line that lacks one, or that was cut.
+    """
     path = Path(folder) / name
     return list(read_objects(path, needs)) if path.is_file() else []
 
@@ -319,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure = options.against_cost
         require(measure in (None, *REACHED), "--against-cost", f"one of {', '.join(REACHED)}", measure)
         for run in options.runs:
+            require_folder_there(run, "runs")
             there = (Path(run) / "metrics.jsonl").is_file()
             require(there, "runs", "run folders with metrics.jsonl", run, "train one first")
         once = len({Path(run).resolve() for run in options.runs}) == len(options.runs)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hsg.config.checks import require_folder_there
 from hsg.config.loading import load_config, to_dict
 from hsg.config.options import Config, RunConfig
 from hsg.experiments.reading.curves import read_objects
@@ -49,6 +50,7 @@ def read_config(path: str | Path | None, default: Path, overrides: Sequence[str]
     if resume in ("auto", "none"):
         return load_config(path or default, overrides)
     folder = Path(resume)
+    require_folder_there(resume, "--resume")
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"--resume must be auto, none or a run folder, got {resume!r}; a run folder holds config.yaml")
     config = load_config(path or folder / "config.yaml", overrides)

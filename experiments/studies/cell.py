@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -25,6 +24,7 @@ from hsg.config.checks import require
 from hsg.experiments.reading.curves import learning_curve, read_evaluations, read_metrics
 from hsg.experiments.studies.file import CONFIGS, Cell
 from hsg.run.files import write_whole
+from hsg.run.origin import commit
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -75,21 +75,6 @@ def result_of(
         "metrics": summarise_metrics(logged[0]) if logged else {},
         "evaluations": {e["label"]: e for e in logged[1]} if logged else {},
     }  # fmt: skip
-
-
-def commit() -> str:
-    """The commit of this checkout, with a + where its files differ from it; "unknown" outside of one."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        name = subprocess.run(
-            [*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name.strip() + ("+" if changed.strip() else "")
 
 
 def judge_samples(samples: Sequence[Sequence[Any]], embed: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from hsg.model.nano import build_tokenizer
 from hsg.model.policy import Policy
 from hsg.model.twin import WIDTH, make_twin, random_model, tiny_config
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.types import ACTION, Tokens
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -130,7 +130,7 @@ def examine(name: str, folder: Path) -> Found:
     began = time.monotonic()
     config = load_config(None, [f"model.path={build(name, folder / name)}", "loss.kl_coef=0", "optimizer.lr=1e-3"])
     try:
-        policy = make_policy(config, config.model.path, "cpu", trains=True)
+        policy = load_policy(config, config.model.path, "cpu", trains=True)
     except ValueError as error:
         return Found(name, problem=str(error), seconds=time.monotonic() - began)
     problem = greedy_problem(policy) or step_problem(config, policy)

@@ -1,4 +1,5 @@
-// Curves of all metrics and the evaluations of all runs. A faint line is the data, the strong one its moving mean.
+// Curves of all metrics and the evaluations of all runs. Where a run is long, a faint line is the data and the strong one its
+// moving mean; the number in the headline is always the last one measured.
 
 const curveState = { x: "iteration", query: "", smooth: 9 };
 const FIRST = ["reward/outcome", "reward/success", "rollout/turns", "advantage/dead_groups", "judge/flagged_share", "strategy/distance_selected", "update/approx_kl", "update/entropy", "update/clip_fraction", "time/iteration_seconds"];
@@ -31,12 +32,24 @@ function movingMean(points, window) {
   });
 }
 
-// series: [{colour, name, points: [[x, y]], dots, faint}] -> a small figure with a readout that follows the pointer.
+// A run has to be eight times as long as the mean is wide: of a short one a mean over nearby iterations shows another run.
+function windowOf(count, smooth) {
+  const widest = Math.min(smooth, Math.floor(count / 8));
+  return widest % 2 ? widest : Math.max(1, widest - 1);
+}
+
+// What only ever grows (or only ever falls) has no noise to smooth: a counter, a schedule.
+function isMonotone(points) {
+  return points.every(([, y], i) => !i || y >= points[i - 1][1]) || points.every(([, y], i) => !i || y <= points[i - 1][1]);
+}
+
+// series: [{colour, name, points: [[x, y]], raw, dots, faint}] -> a small figure with a readout that follows the pointer.
+// `raw`: the data, where `points` are their moving mean.
 function figure(title, series) {
   const width = 320, height = 132, left = 4, right = 4, top = 8, bottom = 8;
   const all = series.flatMap((one) => one.points);
   const readout = el("span", { class: "readout" });
-  const latest = () => readout.replaceChildren(...series.filter((one) => !one.faint && one.points.length).map((one) => el("span", { style: { color: one.colour } }, format(one.points[one.points.length - 1][1]))));
+  const latest = () => readout.replaceChildren(...series.filter((one) => !one.faint && one.points.length).map((one) => el("span", { style: { color: one.colour } }, format((one.raw || one.points)[one.points.length - 1][1]))));
   const card = el("figure", { class: "card" }, el("figcaption", {}, el("b", { title }, title), readout));
   if (!all.length) {
     card.append(el("p", { class: "quiet" }, "nothing yet"));
@@ -63,9 +76,11 @@ function figure(title, series) {
     const spans = [];
     let at = null;
     for (const one of series.filter((s) => !s.faint && s.points.length)) {
-      const near = one.points.reduce((best, p) => (Math.abs(p[0] - x) < Math.abs(best[0] - x) ? p : best));
-      at = at === null ? near[0] : at;
-      spans.push(el("span", { style: { color: one.colour }, title: one.name }, format(near[1])));
+      const measured = one.raw || one.points;
+      const nearest = measured.reduce((best, p, i) => (Math.abs(p[0] - x) < Math.abs(measured[best][0] - x) ? i : best), 0);
+      at = at === null ? measured[nearest][0] : at;
+      const mean = one.raw ? el("small", {}, ` mean ${format(one.points[nearest][1])}`) : null;
+      spans.push(el("span", { style: { color: one.colour }, title: one.name }, format(measured[nearest][1]), mean));
     }
     cursor.setAttribute("x1", px(at));
     cursor.setAttribute("x2", px(at));
@@ -83,9 +98,9 @@ function metricFigure(name) {
     const column = run.metrics.columns[name] || [], x = axis(run);
     const points = column.map((y, i) => [x[i], y]).filter(([at, y]) => isNumber(at) && isNumber(y));
     if (!points.length) return;
-    const smooth = curveState.smooth > 1 && points.length > 3;
-    if (smooth) series.push({ colour: runColour(number), name: run.name, points, faint: true });
-    series.push({ colour: runColour(number), name: run.name, points: smooth ? movingMean(points, curveState.smooth) : points });
+    const width = isMonotone(points) ? 1 : windowOf(points.length, curveState.smooth);
+    if (width > 1) series.push({ colour: runColour(number), name: run.name, points, faint: true });
+    series.push({ colour: runColour(number), name: run.name, points: width > 1 ? movingMean(points, width) : points, raw: width > 1 ? points : null });
   });
   return figure(name, series);
 }

@@ -130,6 +130,9 @@ def _read_iteration(
         chunk: dict[str, Any] = {"strategies": kinds["strategy"], "trajectories": trajectories}
         for record in (*kinds["strategy"], *trajectories):
             _keep_turns(record, lost)
+        index["groups"][-1]["learns"] = _learns(
+            [*kinds["strategy"], *(turn for r in trajectories for turn in r["turns"])]
+        )
         for record in trajectories:
             _add_row(record, columns, tables["stops"])
         for record in (*kinds["strategy"], *trajectories):
@@ -153,6 +156,15 @@ def _strategies(kinds: dict[str, list[dict[str, Any]]], texts: _Names) -> dict[s
             for r in kept
         ],
     }  # fmt: skip
+
+
+def _learns(owners: list[dict[str, Any]]) -> bool | None:
+    """Whether anything is learned from a group: equal outcomes may still have flagged turns, and unequal ones no say.
+
+    None: no advantage is told.
+    """
+    advantages = [value for owner in owners if (value := number(owner.get("advantage"))) is not None]
+    return any(value != 0 for value in advantages) if advantages else None
 
 
 def _keep_turns(record: dict[str, Any], lost: Counter[str]) -> None:

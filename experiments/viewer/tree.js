@@ -43,7 +43,7 @@ function treeOf(run, group, side) {
     el("header", { class: "head" },
       el("button", { type: "button", class: "back", onclick: () => showPane("list") }, "‹ tasks"),
       el("h2", {}, group.task || `task ${group.p}`),
-      el("p", { class: "quiet" }, [`iteration ${group.i}`, group.kind, isNumber(group.mean) ? `mean outcome ${group.mean.toFixed(2)}` : "no outcomes", `${group.solved} of ${group.count} solved`, group.count && !group.spread ? "all equal: nothing to learn" : ""].filter(Boolean).join(" · "))),
+      el("p", { class: "quiet" }, [`iteration ${group.i}`, group.kind, isNumber(group.mean) ? `mean outcome ${group.mean.toFixed(2)}` : "no outcomes", `${group.solved} of ${group.count} solved`, group.learns === false ? "all advantages are 0: nothing to learn" : ""].filter(Boolean).join(" · "))),
     group.local ? candidateMap(run, group) : null,
     cards);
 }

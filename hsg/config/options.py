@@ -490,6 +490,8 @@ class WarmstartConfig:
 
 @dataclass(frozen=True)
 class Config:
+    """One run: what stands at the top level, and a section for each part."""
+
     algorithm: str = "strata"  # selects a bundle of options, every one of which can be overridden
     seed: int = 0
     num_tasks: int = 4  # P, tasks per iteration

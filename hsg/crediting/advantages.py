@@ -75,7 +75,7 @@ def strategy_returns(
 
     outcomes (..., N, M), valid (..., N, M) of rollouts, penalties (..., N) of numbers <= 0 -> returns (..., N) float64
     and valid (..., N) bool.  A strategy without a valid rollout is invalid, its return NaN.  Penalties of turns have no
-    part in it (spec 1.2).  ValueError: as `top_fraction_mean`, a positive penalty.
+    part in it.  ValueError: as `top_fraction_mean`, a positive penalty.
     """
     returns = top_fraction_mean(outcomes, delta, valid=valid)  # (..., N)
     valid = ~returns.isnan()
@@ -126,7 +126,7 @@ def turn_advantages(
     std: str = "population",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Advantage of every turn within the M rollouts of its strategy: spec 1.3, baselines in `TURN_BASELINES`.
+    """Advantage of every turn within the M rollouts of its strategy (StraTA); baselines in `TURN_BASELINES`.
 
     returns (..., M, K), outcomes (..., M), turn_mask (..., M, K): the turn exists and its trajectory is valid; valid
     (..., M): the trajectory has a say in the trajectory baseline, by default where it has a turn -> (..., M, K)
@@ -153,8 +153,8 @@ def turn_advantages(
 def _pooled(returns: Tensor, outcomes: Tensor, turn_mask: Tensor, valid: Tensor, std: str, eps: float) -> Tensor:
     """Mean and std over all turns of the M rollouts, so long trajectories weigh more in the baseline.
 
-    A group with equal outcomes and a few flags takes its whole scale from the penalty, whatever kappa is: intended
-    (spec 1.3), and counted by `count_penalty_only_groups`.
+    A group with equal outcomes and a few flags takes its whole scale from the penalty, whatever kappa is: intended,
+    and counted by `count_penalty_only_groups`.
     """
     pooled = group_advantages(returns.flatten(-2), std=std, eps=eps, valid=turn_mask.flatten(-2))  # (..., M*K)
     return pooled.reshape(returns.shape)

@@ -68,7 +68,10 @@ NEEDS_VALUES: set[str] = set()
 
 
 def estimator(name: str, *, needs_values: bool = False) -> Callable[[Estimator], Estimator]:
-    """Give an estimator its name."""
+    """Give a function (Turns, Config) -> Estimate its name: a value of `advantage.estimator`.
+
+    needs_values  it reads `Turns.values`: a run with it trains a critic
+    """
 
     def register(function: Estimator) -> Estimator:
         ESTIMATORS[name] = function
@@ -144,13 +147,19 @@ def _normalised(turns: Turns, baseline: str, std: str, eps: float) -> Tensor:
 
 
 def compared(turns: Turns, advantages: Tensor, returns: Tensor) -> Estimate:
-    """The estimate of a method that compares within groups: a group of zeros has nothing to say."""
+    """The estimate of a method that compares within groups: a group of zeros has nothing to say.
+
+    advantages, returns (..., M, K): of the turns; whitening leaves alone what is 0 by law
+    """
     mixed = (advantages != 0).any(-1, keepdim=True).any(-2, keepdim=True)  # (..., 1, 1)
     return Estimate(advantages, returns, turns.turn_mask & mixed)
 
 
 def where_mixed(turns: Turns, advantages: Tensor) -> Tensor:
-    """Zeros outside the turns, and in groups whose outcomes are all equal (max - min, as in advantages.py)."""
+    """The advantages, but 0 outside the turns and in groups whose outcomes are all equal (max - min, as in advantages.py).
+
+    advantages (..., M, K) -> (..., M, K)
+    """
     mixed = group_advantages(turns.outcomes, std="none", valid=turns.valid) != 0  # (..., M)
     return torch.where(turns.turn_mask & mixed.any(-1)[..., None, None], advantages, 0.0)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def autocast(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """The compute precision of a model that `load_policy` made; sampling and scoring both run under it."""
+    """The compute precision of a model that `load_model` made; sampling and scoring both run under it."""
     dtype = getattr(model, "compute_dtype", None)
     if dtype != torch.bfloat16:
         return contextlib.nullcontext()

@@ -31,7 +31,7 @@ from hsg.engine.packing import packed_attention
 from hsg.engine.precision import autocast
 from hsg.engine.seeds import derive_seed, make_generator
 from hsg.model.fit import find_fit, fit_of, use_fit
-from hsg.model.models import load_policy, sampled_hidden
+from hsg.model.models import load_model, sampled_hidden
 from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Trajectory
 
@@ -125,7 +125,7 @@ class Critic:
 
     def __init__(self, config: Config, path: str | Path, distributed: Distributed) -> None:
         self.config, self.distributed = config, distributed
-        self.body, _ = load_policy(config.model, path, distributed.device)
+        self.body, _ = load_model(config.model, path, distributed.device)
         use_fit(self.body, find_fit(self.body, config))
         width = self.body.get_output_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1).to(distributed.device, next(self.body.parameters()).dtype)

@@ -14,18 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from tqdm import tqdm
-
 from hsg.config.options import Config
-from hsg.engine.generation import Cost
 from hsg.engine.seeds import derive_seed
 from hsg.measure.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.measure.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
+from hsg.measure.progress import progress
 from hsg.model.policy import Policy
 from hsg.play.episode import Episode, Request
 from hsg.protocol import Task, TaskSet
 from hsg.ranks.distributed import Distributed
-from hsg.rollout import Rollout, RolloutCosts
+from hsg.rollout import Rollout
 from hsg.strategy.propose import propose
 from hsg.types import Trajectory
 
@@ -79,7 +77,6 @@ def play_once(
                 episodes,
                 temperature=config.temperature.action if fixed is None else fixed,
                 strategy_temperature=config.temperature.strategy if fixed is None else fixed,
-                costs=RolloutCosts(),
                 on_progress=portions.show,
             )
             trajectories += played
@@ -96,7 +93,7 @@ def play_samples(
     seed: int = 0,
     description: str = "samples",
 ) -> list[list[Trajectory]]:
-    """samples[task][s]: sample s is the episode that an evaluation with the seed `seed + s` meets."""
+    """Many episodes of each task: samples[task][s] is what an evaluation with the seed `seed + s` meets."""
     rounds = [
         play_once(config, policy, task_set, tasks, seed=seed + s, description=f"{description} {s + 1}/{num_samples}")
         for s in range(num_samples)
@@ -155,8 +152,7 @@ class _Portions:
         self.config, self.policy, self.tasks = config, policy, tasks
         self.keys: list[tuple[object, ...]] = [("evaluation", seed, task.id) for task in tasks]
         self.rollout = Rollout(config, policy, task_set)
-        hidden = True if config.log.quiet else None
-        self.bar = tqdm(total=len(tasks), desc=description, unit="episode", disable=hidden, leave=False)
+        self.bar = progress(len(tasks), description, "episode", quiet=config.log.quiet)
         self._before = 0
 
     def __enter__(self) -> _Portions:
@@ -195,7 +191,6 @@ class _Portions:
             [self.keys[e.request.task_index] for e in episodes],
             num_candidates=1,
             temperature=self.config.temperature.strategy if fixed is None else fixed,
-            cost=Cost(),
         )
         return [candidates[0].text for candidates in drawn]
 
@@ -204,18 +199,24 @@ def evaluate(
     config: Config,
     policy: Policy,
     task_set: TaskSet,
-    tasks: Sequence[Task],
-    distributed: Distributed,
+    tasks: Sequence[Task] | None = None,
+    distributed: Distributed | None = None,
     *,
-    label: str,
+    label: str = "evaluation",
     iteration: int = 0,
     seed: int = 0,
     strategies: StrategyUse = "own",
 ) -> dict[str, Any]:
     """Success, score and outcome over tasks shared among ranks, overall and by task kind.
 
+    tasks        None: those of `evaluation_tasks`
+    distributed  None: the ranks that the launcher has started, or this process alone
+    strategies   own: the policy's; blank: an empty one; shuffled: what it wrote for another task
+
     Episodes that broke are counted, left out of the means and told on stderr with what ended them.
     """
+    tasks = evaluation_tasks(config, task_set) if tasks is None else tasks
+    distributed = distributed or Distributed(config.distributed)
     mine = distributed.share(tasks)
     texts = given_strategies(config, policy, task_set, tasks, distributed, strategies, seed=seed)
     played: list[Trajectory] = []

@@ -25,7 +25,9 @@ from hsg.types import Trajectory
 def sample_measures(
     samples: Sequence[Sequence[Trajectory]], embed: Callable[[Sequence[str]], Tensor] | None = None
 ) -> dict[str, Any]:
-    """Measures of samples[task][sample]; tasks without a whole sample are left out, what is undefined is left out.
+    """pass@k, distinct outcomes, entropies and more of samples[task][sample].
+
+    Tasks without a whole sample are left out, and so is what is undefined.
 
     embed  texts -> (n, D), for the distance between strategies; None: no distance
     """

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from hsg.config.checks import require_folder_there
 from hsg.config.options import ModelConfig
 from hsg.engine.attention import trunk
 from hsg.engine.layout import Layout
@@ -87,6 +88,7 @@ def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, di
                 f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
             )
         return str(folder), {"use_safetensors": True}
+    require_folder_there(name, key)
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
     if not is_hub_id:
         raise ValueError(
@@ -128,7 +130,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: st
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
 
 
-def load_policy(
+def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -399,7 +401,7 @@ class Encoder:
 
 
 def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encoder:
-    """The encoder that embeds strategies (minilm, a folder or a hub id)."""
+    """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
     with _restated(path, "model.encoder"):

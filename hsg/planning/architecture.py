@@ -127,7 +127,7 @@ FACTS: dict[str, dict[str, Any]] = {
 
 
 def read_architecture(config: Config) -> Architecture:
-    """That of `model.path`. ValueError in one line where it cannot be known here."""
+    """The sizes of `model.path`, from its config.json alone. ValueError in one line where it cannot be known here."""
     name = config.model.path
     if name == "nano":
         nano = config.warmstart.nano

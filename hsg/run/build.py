@@ -12,7 +12,7 @@ from hsg.engine.seeds import derive_seed
 from hsg.measure.evaluation import split_tasks
 from hsg.model.fit import find_fit, use_fit
 from hsg.model.lora import add_adapters
-from hsg.model.models import load_policy, stop_ids
+from hsg.model.models import load_model, stop_ids
 from hsg.model.policy import Policy
 from hsg.protocol import Task, TaskSet
 from hsg.ranks.distributed import Distributed
@@ -22,12 +22,16 @@ from hsg.strategy.judge import Judge
 from hsg.text.chat import ChatFormat
 
 
-def make_policy(config: Config, path: str | Path, device: torch.device | str, *, trains: bool = False) -> Policy:
-    """Model, tokenizer and chat format of one folder, wheel or hub id, in settings that were tried now (model/fit.py).
+def load_policy(
+    config: Config, path: str | Path | None = None, device: torch.device | str = "cpu", *, trains: bool = False
+) -> Policy:
+    """The policy in one folder, wheel or on the hub: model, tokenizer, chat format and how long its context is.
 
-    `trains`: rows of it will be scored as an update does.
+    Its attention, cache and packing are tried here (model/fit.py).
+    path    None: `model.path` of the configuration. ValueError says in one line why it cannot be loaded.
+    trains  rows of it will be scored as an update does
     """
-    model, tokenizer = load_policy(config.model, path, device)
+    model, tokenizer = load_model(config.model, config.model.path if path is None else path, device)
     use_fit(model, find_fit(model, config, trains=trains))
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -36,7 +40,7 @@ def make_policy(config: Config, path: str | Path, device: torch.device | str, *,
 
 def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """The policy that a run trains: with adapters, where it asks for them."""
-    policy = make_policy(config, path, device, trains=True)
+    policy = load_policy(config, path, device, trains=True)
     if config.model.lora.rank:
         add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
     return policy
@@ -52,8 +56,8 @@ def make_reference(config: Config, path: str, policy: Policy, distributed: Distr
 
 
 def make_frozen(config: Config, path: str, distributed: Distributed, *, trains: bool = False) -> Policy:
-    """A model that is not trained, sharded like the one that is. `trains`: see `make_policy`."""
-    policy = make_policy(config, path, distributed.device, trains=trains)
+    """A model that is not trained, sharded like the one that is. `trains`: see `load_policy`."""
+    policy = load_policy(config, path, distributed.device, trains=trains)
     distributed.shard(policy.model)
     return policy
 

@@ -1,5 +1,5 @@
 """What a person at the terminal sees of a run: bars while episodes are played and rows are learned from, and one line when an
-iteration is over.
+iteration or an evaluation is over.
 
     at a terminal    iteration  outcome  success   dead  ...   under a heading that comes back, in aligned columns
     log.quiet, logs  iteration 3/100  outcome 0.372  success 0.177  ...  10.3s (rollout 4.1, update 2.1)  eta 0:16
@@ -19,6 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 from hsg.config.options import Config
+from hsg.measure.intervals import wilson_interval
+from hsg.measure.progress import duration, progress
 
 SHOWN = {
     "outcome": "reward/outcome", "success": "reward/success", "turns": "rollout/turns", "dead": "advantage/dead_groups",
@@ -38,7 +40,7 @@ class Console:
     def __init__(self, config: Config, *, is_main: bool = True, interactive: bool | None = None) -> None:
         self._num_iterations, self._max_seconds = config.train.iterations, config.train.max_seconds
         self._max_turns = config.train.max_environment_turns
-        self._hidden = config.log.quiet or not is_main
+        self._is_main, self._quiet = is_main, config.log.quiet
         wide = sys.stdout.isatty() if interactive is None else interactive
         self._columns = wide and not config.log.quiet
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -47,8 +49,8 @@ class Console:
         self._lines = 0
 
     def bar(self, description: str, total: int | None, unit: str = "episode") -> Any:
-        """A progress bar where standard error is a terminal; it is gone when it is full."""
-        return tqdm(total=total, desc=description, unit=unit, leave=False, disable=True if self._hidden else None)
+        """A progress bar where standard error is a terminal, gone when it is full; a line a minute elsewhere."""
+        return progress(total if self._is_main else None, description, unit, quiet=self._quiet)
 
     def line(self, iteration: int, values: Mapping[str, float], *, spent: float, played: int) -> None:
         """The numbers of a finished iteration (the first is 1), beside the bar and not through it.
@@ -63,6 +65,10 @@ class Console:
         self._lines += 1
         format_line = columns if self._columns else plain
         tqdm.write(format_line(iteration, self._num_iterations, values, self.remaining(iteration)))
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """One line for an evaluation, between those of the iterations."""
+        tqdm.write(evaluated(record))
 
     def remaining(self, iteration: int) -> float:
         """Seconds until the last iteration is over, at the pace of the last ones.
@@ -83,6 +89,22 @@ def plain(iteration: int, num_iterations: int, values: Mapping[str, float], rema
     parts += [f"{label} {values[name]:.3f}" for label, name in SHOWN.items() if name in values]
     parts.append(f"{values['time/iteration_seconds']:.1f}s" + _phases(values))
     return "  ".join([*parts, f"eta {duration(remaining)}"])
+
+
+def evaluated(record: Mapping[str, Any]) -> str:
+    """`evaluation at iteration 5 (training): dev, 20 tasks, success 0.450 [0.26, 0.66], score 0.512, 6.2 turns`.
+
+    In brackets: Wilson's 95 % interval of the success over tasks.
+    """
+    counted = record["num_tasks"] - record["num_failed"]
+    head = f"evaluation at iteration {record['iteration']} ({record['label']}): {record['split']}, {counted} tasks"
+    if "success" not in record:
+        return f"{head}, every episode failed"
+    low, high = wilson_interval(record["success"], counted)
+    return (
+        f"{head}, success {record['success']:.3f} [{low:.2f}, {high:.2f}], score {record['score']:.3f}, "
+        f"{record['turns']:.1f} turns"
+    )
 
 
 def heading(values: Mapping[str, float]) -> str:
@@ -110,16 +132,6 @@ def _phases(values: Mapping[str, float]) -> str:
     spent = sorted(((values.get(name, 0.0), label) for label, name in PHASES.items()), reverse=True)
     shown = [f"{label} {seconds:.1f}" for seconds, label in spent if seconds > least]
     return f" ({', '.join(shown)})" if shown else ""
-
-
-def duration(seconds: float) -> str:
-    """`0:07`, `12:30`, `1:02:03`, `2d 03:00`."""
-    whole = round(seconds)
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24}d {hours % 24:02}:{minute:02}"
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def _dim(text: str) -> str:

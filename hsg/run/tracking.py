@@ -5,6 +5,7 @@
     eval.jsonl                              one object per evaluation
     trajectories/iteration_000000.jsonl     one object per line, "kind": candidates | strategy | trajectory
     checkpoints/iteration_000010/model      written by checkpoint.py
+    run.json                                where it comes from: an entry for each start (origin.py)
     finished.json                           there once nothing is left to do
 
 The files are the truth.  wandb only mirrors them (offline by default, no key needed), and a failure there never stops a
@@ -25,13 +26,16 @@ from typing import Any
 
 from hsg.config.loading import dump_config, to_dict
 from hsg.config.options import Config
+from hsg.run.files import write_whole
 from hsg.run.locks import lock
+from hsg.run.origin import origin
 
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 """Line breaks that JSON lets stand in a text, where readers that use `str.splitlines` would cut the object in two."""
 
 LOGS = ("metrics.jsonl", "eval.jsonl")
 FINISHED = "finished.json"
+ORIGIN = "run.json"
 RECORD = re.compile(r"iteration_(\d{6,})\.jsonl")
 """The file of one iteration's trajectories; others beside it are somebody else's."""
 
@@ -66,6 +70,7 @@ class RunFolder:
         (self.path / "trajectories").mkdir(exist_ok=True)
         dump_config(config, self.path / "config.tmp")
         (self.path / "config.tmp").replace(self.path / "config.yaml")
+        write_whole(self.path / ORIGIN, json.dumps({"starts": [*_starts(self.path), origin()]}, indent=1) + "\n")
         resume = resume or {}
         self._cut(resume)
         self._logger_id: str = resume.get("logger_id") or f"{time.time_ns():x}"
@@ -168,6 +173,15 @@ class RunFolder:
             self._wandb.finish()
         except Exception as error:
             self._give_up_wandb(error)
+
+
+def _starts(run: Path) -> list[Any]:
+    """The starts of a run that is resumed; what cannot be read is no reason not to go on."""
+    try:
+        found = json.loads((run / ORIGIN).read_text(encoding="utf-8"))["starts"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _to_json(record: Mapping[str, Any]) -> str:

@@ -36,11 +36,12 @@ def propose(
     *,
     num_candidates: int,
     temperature: float,
-    cost: Cost,
+    cost: Cost | None = None,
     reflections: Sequence[Reflection | None] | None = None,
 ) -> list[list[Strategy]]:
     """`num_candidates` strategies for each first observation, each sampled with a generator of its own.
 
+    observations and keys (P,) -> strategies (P, C); a key decides the random numbers of its task
     reflections  the earlier attempt that each prompt shows, the same for all its candidates; None: plain prompts
     """
     shown = reflections if reflections is not None else [None] * len(observations)
@@ -108,7 +109,10 @@ def show_strategies(config: Config, candidates: Sequence[Candidates], episodes: 
 
 
 def select(config: Config, strategies: Sequence[Strategy], embed: Embed, key: tuple[object, ...]) -> Candidates:
-    """Keep N of one task's candidates by farthest point over those that parse, in selection order."""
+    """Keep N of one task's candidates by farthest point over those that parse, in selection order.
+
+    strategies (C,); embed: texts -> vectors (C, D); key: decides the numbers of `selector.start: random`
+    """
     wanted = config.num_strategies
     vectors = embed([s.text for s in strategies])  # (C, D)
     parsed = [i for i, s in enumerate(strategies) if s.parsed]

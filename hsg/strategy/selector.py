@@ -36,7 +36,7 @@ def farthest_point_indices(embeddings: Tensor, num_selected: int, *, start: str 
     embeddings (..., C, D), of any length -> LongTensor (..., N) with distinct indices, duplicates or not.  A zero
     vector has cosine 0 with every candidate.  start: centroid | first (index 0) | random (drawn with `seed`, for each
     group its own).  ValueError: a number is not finite, C or D is 0, num_selected outside 1..C, unknown start.
-    Source: StraTA (arXiv 2605.06642), diverse strategy rollout; spec 1.5.
+    Source: StraTA (arXiv 2605.06642), diverse strategy rollout.
     """
     if start not in STARTS:
         raise ValueError(f"start must be one of {', '.join(STARTS)}, got {start!r}; choose one of them")

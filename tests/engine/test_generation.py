@@ -21,7 +21,7 @@ from hsg.config.options import Config
 from hsg.engine.generation import Cost, Decoder, Sampled, sample_tokens
 from hsg.engine.seeds import derive_seed, make_generator
 from hsg.model.models import score
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.text.chat import Conversation
 from hsg.text.markers import SegmentEnd
 from hsg.types import ACTION
@@ -219,7 +219,7 @@ def test_model_folder_does_not_truncate(settings: dict[str, Any] | None, guesser
     if settings is not None:
         text = json.dumps({"do_sample": True, "eos_token_id": 2, **settings})
         (folder / "generation_config.json").write_text(text, encoding="utf-8")
-    policy = make_policy(Config(), str(folder), "cpu")
+    policy = load_policy(Config(), str(folder), "cpu")
     ids, count, heat = policy.chat.prompt("hello"), 600, 4.0
     decoder = Decoder(policy.model, policy.chat.stop_ids, [ids] * count)
     sampled = decoder.sample(
@@ -327,11 +327,11 @@ def test_nothing_is_printed(guesser_folder: Path) -> None:
         "import warnings; warnings.simplefilter('always', FutureWarning)\n"
         "import sys, torch\n"
         "from hsg.config.options import Config\n"
-        "from hsg.run.build import make_policy\n"
+        "from hsg.run.build import load_policy\n"
         "from hsg.engine.generation import Decoder, make_generator\n"
         "from hsg.run.checkpoint import save_model\n"
         "from pathlib import Path\n"
-        "p = make_policy(Config(), sys.argv[1], 'cpu')\n"
+        "p = load_policy(Config(), sys.argv[1], 'cpu')\n"
         "d = Decoder(p.model, p.chat.stop_ids, [p.chat.prompt('a'), p.chat.prompt('a b c')])\n"
         "for n in range(2):\n"
         "    d.append(0, p.chat.next_user('b', closed=True))\n"

@@ -15,6 +15,7 @@ from hsg.experiments.reading.curves import (
     learning_curve,
     main,
     mean_curve,
+    window_of,
     write_cost_curves,
 )
 
@@ -132,3 +133,8 @@ def test_what_no_run_wrote_is_named(file: str, text: str, said: str, tmp_path: P
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("count", "window"), [(0, 1), (4, 1), (16, 1), (24, 3), (40, 5), (71, 7), (72, 9), (4000, 9)])
+def test_a_mean_is_over_an_eighth_of_the_run_at_most(count: int, window: int) -> None:
+    assert window_of(count) == window

@@ -201,7 +201,14 @@ def test_command_prints_tables_and_writes_json(
         shown = capsys.readouterr().out
         assert "+0.0 points, p = 1 (" in shown
         assert "settings that differ" not in shown
-    assert json.loads(written.read_text())["comparison"]["success"]["difference"] == 0.0
+    # U4: neither what was measured before nor an earlier comparison is lost, and all samples there are count.
+    for asked_later in (["--num-samples", "1"], ["--num-samples", "1", "--k", "1"]):
+        assert main([str(run_folder), *asked_later]) == 0
+        capsys.readouterr()
+        later = json.loads(written.read_text())
+        assert {**later, "comparisons": {}} == summary
+        assert list(later["comparisons"]) == [str(run_folder), str(written)]
+        assert all(found["success"]["difference"] == 0.0 for found in later["comparisons"].values())
     kept = tmp_path / "kept.json"
     kept.write_text(written.read_text())
     assert main([*asked[:3], "--set", "seed=5", "--compare", str(kept)]) == 2
@@ -211,7 +218,10 @@ def test_command_prints_tables_and_writes_json(
     hotter = [*asked[:3], "--temperature", "2", "--set", 'prompts.templates={"judgment": "x"}', "--compare", str(kept)]
     assert main([*hotter, "--out", str(tmp_path / "hot.json")]) == 0
     assert "settings that differ: evaluation.temperature 2.0 (theirs 1.0), prompts.templates" in capsys.readouterr().out
-    assert "evaluation.temperature" in json.loads((tmp_path / "hot.json").read_text())["comparison"]["other_settings"]
+    assert (
+        "evaluation.temperature"
+        in json.loads((tmp_path / "hot.json").read_text())["comparisons"][str(kept)]["other_settings"]
+    )
     settings = summary.pop("settings")
     kept.write_text(json.dumps({**summary, "worlds": {name: settings[name] for name in ("environment", "seed")}}))
     assert main([*asked[:3], "--compare", str(kept)]) == 0
@@ -224,7 +234,7 @@ def never(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "make_policy", never)
+    monkeypatch.setattr(evaluate, "load_policy", never)
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -310,7 +320,7 @@ def test_damaged_samples_of_the_other_model_are_noticed_before_the_first_one_pla
     (samples,) = (other / "evaluations").glob("*.samples.jsonl")
     samples.write_text(samples.read_text().replace('"success": ', '"success": 1'))
     capsys.readouterr()
-    monkeypatch.setattr(evaluate, "make_policy", never)
+    monkeypatch.setattr(evaluate, "load_policy", never)
     assert main([str(run_folder), "--compare", str(other)]) == 2
     assert "--out must hold whole samples, got " in one_line(capsys)
 

@@ -21,7 +21,7 @@ from hsg.config.loading import load_config, make_config
 from hsg.experiments.reading.resume import find_run, read_config
 from hsg.experiments.run import main
 from hsg.ranks.distributed import Distributed
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 from hsg.run.checkpoint import newest_checkpoint, read_state, save_checkpoint
 from hsg.run.tracking import RunFolder
 from hsg.trainer import Trainer
@@ -85,7 +85,7 @@ def assert_same_run(one: Path, other: Path) -> None:
             assert objects(a) == objects(b)
         elif name.endswith("state.json"):
             assert without_times(json.loads(a.read_text())) == without_times(json.loads(b.read_text()))
-        elif name not in ("config.yaml", "curves.png") and not name.endswith("checksums.json"):
+        elif name not in ("config.yaml", "curves.png", "run.json") and not name.endswith("checksums.json"):
             assert a.read_bytes() == b.read_bytes(), name
 
 
@@ -255,7 +255,7 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert not (run.path / "finished.json").exists()
     assert len(list((run.path / "trajectories").iterdir())) == 2
     RunFolder(config, "r", resume={})
-    assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "trajectories"]
+    assert sorted(p.name for p in run.path.rglob("*")) == ["config.yaml", "run.json", "trajectories"]
 
 
 def test_lines_that_are_lost_are_named(
@@ -267,7 +267,7 @@ def test_lines_that_are_lost_are_named(
     run = RunFolder(load_config(tmp_path / "c.yaml"), "r")
     run.metrics(0, {"a/b": 1.0})
     state = {"iteration": 1, "run": run.state_dict(), "trainer": {}, "learner": {}}
-    policy = make_policy(load_config(tmp_path / "c.yaml"), str(guesser_folder), "cpu")
+    policy = load_policy(load_config(tmp_path / "c.yaml"), str(guesser_folder), "cpu")
     save_checkpoint(run.path, "iteration_000001", policy.model, policy.tokenizer, state)
     assert resumed(tmp_path, "auto", "run.name=r").checkpoint.name == "iteration_000001"
     assert capsys.readouterr().err == ""
@@ -375,6 +375,9 @@ def test_signal_saves_and_ends_with_its_status(root: Path, where: str, number: i
     assert resumed.status == [0, 0], resumed.output[-3000:]
     assert f"from {newest}" in resumed.output
     assert_same_run(whole(root, 2), root / name)
+    if where == "rollout":  # it says how to go on, and the folder that it did
+        assert stopped.output.count(f"--resume {root / name} (make: RESUME={root / name})") == 1
+        assert len(json.loads((root / name / "run.json").read_text())["starts"]) == 2
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_full_disk_is_status_one(capsys: pytest.CaptureFixture[str], monkeypatch
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr(program, "run", fail)
+    monkeypatch.setattr(program, "train", fail)
     assert main(arguments()) == 1
     assert "No space left on device" in one_line(capsys)
 
@@ -146,7 +146,7 @@ def test_failed_run_is_status_one(capsys: pytest.CaptureFixture[str], monkeypatc
     def fail(*_: object) -> None:
         raise RuntimeError("environments must fail in at most\n  half")
 
-    monkeypatch.setattr(program, "run", fail)
+    monkeypatch.setattr(program, "train", fail)
     assert main(arguments()) == 1
     assert one_line(capsys) == "environments must fail in at most half\n"
 

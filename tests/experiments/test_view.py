@@ -173,6 +173,7 @@ def test_half_a_line_and_strange_lines_are_left_out_and_counted(tmp_path: Path) 
         "count": 1,
         "candidates": [],
         "strategies": [],
+        "learns": None,
     }
 
 
@@ -791,3 +792,55 @@ def test_ten_thousand_trajectories(browser: Browser, tmp_path: Path) -> None:
     browser.until("document.querySelector('.row[aria-selected=true]')?.id === 'row-999'")
     browser.until("document.querySelector('.tree .head p')?.textContent.startsWith('iteration 124')")
     assert len(texts(browser, ".row")) < 40
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize("count", [4, 16, 40])
+def test_the_headline_is_what_was_measured_last(browser: Browser, tmp_path: Path, count: int) -> None:
+    """U3: a mean over nearby iterations is no value of a run, and a counter has nothing to smooth (112 is no 128)."""
+    run = write_run(tmp_path / "run", iterations=1)
+    lines = [
+        {"iteration": i, "reward/outcome": [0.1, 0.9][i % 2], "update/optimizer_steps": 8 * (i + 1)}
+        for i in range(count)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    browser.open(write_page([run], tmp_path / "page.html", map_method="words"))
+    browser.press("3")
+    card = "[...document.querySelectorAll('.card')].find(c => c.querySelector('b')?.textContent === '%s')"
+    outcome, steps = card % "reward/outcome", card % "update/optimizer_steps"
+    shown = ".querySelector('.readout').textContent"
+    browser.until(f"!!({outcome})?.querySelector('svg') && !!({steps})?.querySelector('svg')")
+    assert browser.evaluate(outcome + shown).startswith("0.9")
+    assert browser.evaluate(steps + shown) == str(8 * count)
+    assert browser.evaluate(f"{steps}.querySelectorAll('polyline').length") == 1
+    assert browser.evaluate(f"{outcome}.querySelectorAll('polyline').length") == (2 if count == 40 else 1)
+    browser.evaluate(f"""(svg => svg.dispatchEvent(new MouseEvent('mousemove',
+        {{clientX: svg.getBoundingClientRect().right - 2}})))({outcome}.querySelector('svg'))""")
+    under_the_pointer = browser.evaluate(outcome + shown)
+    assert f"{count - 1}" in under_the_pointer
+    assert "0.9" in under_the_pointer
+    assert ("mean" in under_the_pointer) == (count == 40)
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize(("advantage", "said"), [(-5.57, False), (0.0, True), (None, False)])
+def test_whether_something_is_learned_is_asked_of_the_advantages(
+    browser: Browser, tmp_path: Path, advantage: float | None, said: bool
+) -> None:
+    """U5: outcomes all 0 and one flagged turn. "Nothing to learn" stood above an advantage of -5.57."""
+    run = write_run(tmp_path / "run", iterations=1, tasks=1)
+
+    def edit(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            record["advantage"] = 0.0 if advantage is not None else None
+            record["outcome"] = 0.0
+            for turn in record.get("turns", []):
+                turn["advantage"] = 0.0 if advantage is not None else None
+        first_trajectory(records)["turns"][1].update(advantage=advantage, flagged=True)
+
+    change(run, edit)
+    browser.open(write_page([run], tmp_path / "page.html", map_method="words"))
+    browser.until("document.querySelector('.tree .head')?.textContent")
+    assert ("nothing to learn" in browser.evaluate("document.querySelector('.tree .head').textContent")) == said

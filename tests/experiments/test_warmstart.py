@@ -24,7 +24,7 @@ from hsg.experiments.imitation.demonstrations import (
     make_rows,
     play_demonstrations,
 )
-from hsg.model.models import load_policy, load_tokenizer
+from hsg.model.models import load_model, load_tokenizer
 from hsg.play.episode import Episode, Request
 from hsg.play.pool import Pool
 from hsg.protocol import Demonstration, EnvironmentFault
@@ -238,7 +238,7 @@ def test_the_second_of_two_writers_keeps_what_the_first_one_left(tmp_path):
     folder = nano_folder(tmp_path / "start")
     from hsg.config.options import ModelConfig
 
-    model, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    model, tokenizer = load_model(ModelConfig(path=str(folder)))
     target = tmp_path / "cache" / "key"
     assert warmstart._save(model, tokenizer, {"who": "first"}, target) == target
     assert warmstart._save(model, tokenizer, {"who": "second"}, target) == target
@@ -271,7 +271,7 @@ def test_training_lowers_the_validation_loss_and_the_folder_loads(tmp_path, task
     assert record["tasks"] == 36
     assert record["tasks_held_out"] == 4
     assert record["epochs"] <= 8.2
-    model, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    model, tokenizer = load_model(ModelConfig(path=str(folder)))
     assert len(tokenizer) == model.get_input_embeddings().num_embeddings
     further = warmstart.continue_training(config, task_set, folder, seconds=1.0)
     control = json.loads((further / "warmstart.json").read_text())

@@ -17,7 +17,7 @@ from hsg.config.options import Config
 from hsg.credit import Credit, Signals, assign_credit
 from hsg.crediting.estimators import merge_moments, moments
 from hsg.learning.companions import Companions, Critic, Novelty, forward_rows, rows_of, value_losses
-from hsg.model.models import load_policy, sampled_hidden
+from hsg.model.models import load_model, sampled_hidden
 from hsg.ranks.distributed import Distributed
 from hsg.run.checkpoint import _with_tensors, _without_tensors
 from hsg.types import Judgment, Trajectory
@@ -50,7 +50,7 @@ def test_value_losses_by_hand() -> None:
 def test_hidden_states_are_those_of_whole_rows(guesser_folder: Path, played: list[Trajectory], packing: str) -> None:
     """Whatever the packing and the micro-batches: the state before each sampled token, row after row."""
     config = settings(update={"packing": packing, "microbatch_tokens": 20})
-    model, _ = load_policy(config.model, guesser_folder)
+    model, _ = load_model(config.model, guesser_folder)
     rows = rows_of(played)
     assert [row.trajectory for row in rows] == [0, 2]
     found = {}
@@ -98,7 +98,7 @@ def test_critic_learns_in_mini_batches_of_turns(guesser_folder: Path) -> None:
 
 def test_critic_leaves_the_policy_alone(guesser_folder: Path, played: list[Trajectory]) -> None:
     config = settings(critic={"lr": 1e-2, "epochs": 2})  # a head of zeros gives its body no gradient in the first
-    policy, _ = load_policy(config.model, guesser_folder)
+    policy, _ = load_model(config.model, guesser_folder)
     weights = copy.deepcopy(policy.state_dict())
     companions = Companions(config, policy, guesser_folder, Distributed())
     signals = companions.read(played)
@@ -118,7 +118,7 @@ def test_critic_by_token_learns_at_every_token(guesser_folder: Path, played: lis
 def test_state_of_both_goes_on_exactly(guesser_folder: Path, played: list[Trajectory]) -> None:
     """Steps in one go, or one, what a checkpoint holds taken over by others, and more."""
     config = settings(critic={"lr": 1e-2}, rnd={"weight": 0.1, "lr": 1e-2})
-    policy, _ = load_policy(config.model, guesser_folder)
+    policy, _ = load_model(config.model, guesser_folder)
 
     def step(companions: Companions) -> Signals:
         signals = companions.read(played)
@@ -140,7 +140,7 @@ def test_state_of_both_goes_on_exactly(guesser_folder: Path, played: list[Trajec
 def test_novelty_wears_off(guesser_folder: Path, played: list[Trajectory]) -> None:
     """The error over the running std of all errors; the target stays, the predictor comes nearer to it."""
     config = settings("rnd", rnd={"weight": 0.1, "lr": 1e-2, "epochs": 50})
-    policy, _ = load_policy(config.model, guesser_folder)
+    policy, _ = load_model(config.model, guesser_folder)
     novelty = Novelty(config, policy, Distributed())
     frozen = copy.deepcopy(novelty.target.state_dict())
     first = novelty.bonuses(policy, played)
@@ -160,7 +160,7 @@ def test_novelty_wears_off(guesser_folder: Path, played: list[Trajectory]) -> No
 def test_novelty_is_of_the_last_token_of_the_action(guesser_folder: Path) -> None:
     """Turns of 2 and 3 tokens: the states that predict tokens 1 and 4 of the five sampled ones."""
     config = settings("rnd")
-    policy, _ = load_policy(config.model, guesser_folder)
+    policy, _ = load_model(config.model, guesser_folder)
     trajectory = make_trajectory(0.0, (2, 3))
     (states,) = Novelty(config, policy, Distributed())._last_hidden(policy, [trajectory])
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_novelty_is_of_the_last_token_of_the_action(guesser_folder: Path) -> Non
 def test_nothing_was_played(guesser_folder: Path) -> None:
     """A rank without a task, or one whose every episode broke."""
     config = settings(rnd={"weight": 0.1})
-    policy, _ = load_policy(config.model, guesser_folder)
+    policy, _ = load_model(config.model, guesser_folder)
     companions = Companions(config, policy, guesser_folder, Distributed())
     for played in ([], [make_trajectory(None)] * 2):
         signals = companions.read(played)
@@ -201,7 +201,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         sums = learner.learn(played, credit, 0)
         assert sums["critic/loss"][1] == 2 * sum(len(t.turns) for t in played if t.valid)  # of the two steps taken
     else:
-        model, _ = load_policy(config.model, guesser_folder)
+        model, _ = load_model(config.model, guesser_folder)
         learner = Novelty(config, model, distributed)
         learner.bonuses(model, played)
         step, steps = learner.optimizer.step, []

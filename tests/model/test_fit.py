@@ -16,10 +16,10 @@ from hsg.experiments.upkeep.zoo import build, make_model
 from hsg.model import fit as fit_module
 from hsg.model import probe as probe_module
 from hsg.model.fit import Fit, asked_again, expected_fit, find_fit, fit_of, use_fit
-from hsg.model.models import load_policy
+from hsg.model.models import load_model
 from hsg.model.probe import attention_of, shallow
 from hsg.model.twin import make_twin, random_model
-from hsg.run.build import make_policy
+from hsg.run.build import load_policy
 
 
 @pytest.fixture(autouse=True)
@@ -234,12 +234,12 @@ def test_kept_settings_are_asked_for_again():
 def test_unknown_attention_falls_back_at_loading_and_is_refused_by_name(tmp_path: Path):
     """`auto` finds eager; sdpa by name is refused with what works."""
     folder = build("gpt_neo", tmp_path / "gpt_neo")
-    policy = make_policy(options(f"model.path={folder}"), folder, "cpu", trains=True)
+    policy = load_policy(options(f"model.path={folder}"), folder, "cpu", trains=True)
     assert policy.model.config._attn_implementation == "eager"
     with pytest.raises(
         ValueError, match="model.attention must be a setting .* got sdpa .* works: model.attention=eager"
     ):
-        make_policy(options(f"model.path={folder}", "model.attention=sdpa"), folder, "cpu")
+        load_policy(options(f"model.path={folder}", "model.attention=sdpa"), folder, "cpu")
 
 
 def test_flash_attention_that_is_not_here_is_one_line(tmp_path: Path):
@@ -247,7 +247,7 @@ def test_flash_attention_that_is_not_here_is_one_line(tmp_path: Path):
         pytest.skip("it is here")
     folder = build("llama", tmp_path / "llama")
     with pytest.raises(ValueError, match="got flash_attention_2 .* works: model.attention=sdpa") as error:
-        make_policy(options(f"model.path={folder}", "model.attention=flash_attention_2"), folder, "cpu")
+        load_policy(options(f"model.path={folder}", "model.attention=flash_attention_2"), folder, "cpu")
     assert "\n" not in str(error.value)
 
 
@@ -260,7 +260,7 @@ def test_plan_expects_what_training_finds(tmp_path: Path, kind):
         answers = []
         for ask in (
             lambda config=config: expected_fit(AutoConfig.from_pretrained(folder), config),
-            lambda config=config: find_fit(load_policy(config.model)[0], config),
+            lambda config=config: find_fit(load_model(config.model)[0], config),
         ):
             fit_module._FOUND.clear()
             try:

@@ -15,7 +15,7 @@ from tiny import batch_of, nano_folder, tiny_model
 
 from hsg.config.options import ModelConfig
 from hsg.model import models
-from hsg.model.models import check_head, load_encoder, load_policy, load_tokenizer, resolve_model, score, stop_ids
+from hsg.model.models import check_head, load_encoder, load_model, load_tokenizer, resolve_model, score, stop_ids
 
 KINDS = ("gpt2", "llama", "qwen2")
 
@@ -166,7 +166,7 @@ def test_policy_has_float32_weights_no_dropout_and_a_plain_generation_config(tmp
     load_tokenizer(folder).save_pretrained(tmp_path / "gpt2")
     settings = {"eos_token_id": [2, 5], "top_k": 1, "temperature": 0.1, "do_sample": True, "pad_token_id": 3}
     (tmp_path / "gpt2" / "generation_config.json").write_text(json.dumps(settings))
-    policy, tokenizer = load_policy(ModelConfig(path=str(tmp_path / "gpt2")))
+    policy, tokenizer = load_model(ModelConfig(path=str(tmp_path / "gpt2")))
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     assert stop_ids(policy, tokenizer) == (2, 5)
     assert policy.generation_config.top_k == 0
@@ -185,12 +185,12 @@ def test_dropout_inside_attention_is_off_too(tmp_path):
     model.config.attention_dropout = 0.5
     model.save_pretrained(tmp_path)
     load_tokenizer(nano_folder(tmp_path / "nano")).save_pretrained(tmp_path)
-    policy, _ = load_policy(ModelConfig(path=str(tmp_path)))
+    policy, _ = load_model(ModelConfig(path=str(tmp_path)))
     assert_no_dropout(policy)
 
 
 def test_every_declared_end_is_a_stop_id(tmp_path):
-    policy, tokenizer = load_policy(ModelConfig(path=str(nano_folder(tmp_path))))
+    policy, tokenizer = load_model(ModelConfig(path=str(nano_folder(tmp_path))))
     assert stop_ids(policy, tokenizer) == (tokenizer.eos_token_id,)
     policy.generation_config.eos_token_id = [7, 5]
     assert stop_ids(policy, tokenizer) == (7, 5, tokenizer.eos_token_id)
@@ -199,9 +199,9 @@ def test_every_declared_end_is_a_stop_id(tmp_path):
 def test_gradient_checkpointing_and_float64_give_the_same_numbers(tmp_path):
     folder = str(nano_folder(tmp_path))
     batch = batch_of(*some_rows(vocab_size=300))
-    plain, _ = load_policy(ModelConfig(path=folder))
-    saving, _ = load_policy(ModelConfig(path=folder, gradient_checkpointing=True))
-    exact, _ = load_policy(ModelConfig(path=folder, dtype="float64"))
+    plain, _ = load_model(ModelConfig(path=folder))
+    saving, _ = load_model(ModelConfig(path=folder, gradient_checkpointing=True))
+    exact, _ = load_model(ModelConfig(path=folder, dtype="float64"))
     saving.train()
     got = score(saving, batch)[0]
     torch.testing.assert_close(got, score(plain, batch)[0], rtol=0, atol=1e-6)
@@ -224,7 +224,7 @@ def test_a_missing_model_is_one_clear_line(path, message, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError) as caught:
-        load_policy(ModelConfig(path=path))
+        load_model(ModelConfig(path=path))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -249,7 +249,7 @@ def test_a_broken_folder_has_nothing_to_do_with_being_offline(tmp_path, monkeypa
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"not a valid JSON file\.$"):
-        load_policy(ModelConfig(path=str(tmp_path)))
+        load_model(ModelConfig(path=str(tmp_path)))
 
 
 def test_a_folder_without_a_model_and_a_wheel_that_is_not_installed(tmp_path, monkeypatch):
@@ -290,7 +290,7 @@ def test_minilm_gives_unit_vectors_that_know_meanings():
 
 @pytest.mark.slow
 def test_smollm2_answers_and_knows_english_and_can_be_saved(tmp_path):
-    model, tokenizer = load_policy(ModelConfig(path="smollm2"))
+    model, tokenizer = load_model(ModelConfig(path="smollm2"))
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
@@ -310,7 +310,7 @@ def test_smollm2_answers_and_knows_english_and_can_be_saved(tmp_path):
     assert -logprobs.mean() < 2.3
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    again, _ = load_policy(ModelConfig(path=str(tmp_path)))
+    again, _ = load_model(ModelConfig(path=str(tmp_path)))
     torch.testing.assert_close(score(again, batch_of([row], [[True] * (len(row) - 1)]))[0], logprobs, rtol=0, atol=1e-4)
 
 
@@ -351,7 +351,7 @@ def test_pickled_weights_are_refused(tmp_path):
     """A *.bin may run code while it is read, so it never is: neither alone nor beside a config that loads."""
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    for load in (lambda: load_policy(ModelConfig(path=str(tmp_path))), lambda: load_encoder(str(tmp_path))):
+    for load in (lambda: load_model(ModelConfig(path=str(tmp_path))), lambda: load_encoder(str(tmp_path))):
         with pytest.raises(
             ValueError, match=r"must be a model folder, got .* without weights; copy model\.safetensors"
         ):

@@ -12,7 +12,7 @@ import pytest
 from tiny import NANO, TEXTS, nano_folder
 
 from hsg.config.options import ModelConfig, NanoConfig
-from hsg.model.models import load_policy, load_tokenizer
+from hsg.model.models import load_model, load_tokenizer
 from hsg.model.nano import TAGS, build_nano, build_tokenizer
 
 MESSAGES = [
@@ -72,7 +72,7 @@ def test_chat_template_is_chatml_without_a_system_prompt_and_each_header_is_one_
 
 
 def test_model_has_the_configured_shape_and_no_unused_embeddings(folder):
-    model, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    model, tokenizer = load_model(ModelConfig(path=str(folder)))
     assert model.config.model_type == "qwen2"
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), NANO.hidden_size)
     assert len(tokenizer) <= NANO.vocab_size

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hsg.config.loading import make_config
-from hsg.run.console import Console, columns, duration, heading, plain
+from hsg.measure.progress import Lines
+from hsg.run.console import Console, columns, evaluated, heading, plain
 
 VALUES = {
     "reward/outcome": 0.372, "reward/success": 0.177, "advantage/dead_groups": 0.125, "update/approx_kl": 0.00021,
@@ -40,11 +41,6 @@ def test_columns_stand_under_their_names() -> None:
     assert "flagged" not in names  # this run has no judge
     assert "turns" not in names
     assert numbers.endswith("rollout 4.1, update 2.1")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (750, "12:30"), (3723, "1:02:03"), (2 * 86400 + 3 * 3600, "2d 03:00")])  # fmt: skip
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_rest_goes_at_the_pace_of_the_last_ten(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,4 +83,14 @@ def test_heading_comes_back_at_a_terminal_only(capsys: pytest.CaptureFixture[str
 
 
 def test_quiet_hides_the_bar() -> None:
-    assert console(log={"quiet": True}).bar("x", 3).disable
+    assert isinstance(console(log={"quiet": True}).bar("x", 3), Lines)
+
+
+def test_an_evaluation_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """9 of 20 tasks: Wilson's interval by hand is (0.45 + 1.96^2/40 +- 1.96 sqrt(0.45 0.55/20 + 1.96^2/1600)) / (1 + 1.96^2/20)."""
+    record = {"iteration": 5, "label": "training", "split": "dev", "num_tasks": 21, "num_failed": 1}
+    console().evaluation({**record, "success": 0.45, "score": 0.512, "turns": 6.24})
+    assert capsys.readouterr().out == (
+        "evaluation at iteration 5 (training): dev, 20 tasks, success 0.450 [0.26, 0.66], score 0.512, 6.2 turns\n"
+    )
+    assert evaluated({**record, "num_failed": 21}).endswith("dev, 0 tasks, every episode failed")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hsg.config.loading import load_config, make_config
 from hsg.config.options import Config
+from hsg.run import origin
+from hsg.run.origin import commit
 from hsg.run.tracking import RunFolder
 
 
@@ -140,3 +147,35 @@ def test_the_real_logger_follows_offline_without_a_word(tmp_path: Path, capfd: p
     run.close()
     assert capfd.readouterr() == ("", "")
     assert list((run.path / "wandb").glob("offline-run-*"))
+
+
+def test_a_run_folder_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U14: the command, commit, versions and machine of each start."""
+    monkeypatch.setattr(sys, "argv", ["hsg train", "--set", "run.name=a b"])
+    run = RunFolder(configure(tmp_path), "r")
+    (first,) = json.loads((run.path / "run.json").read_text())["starts"]
+    assert first["command"] == "hsg train --set 'run.name=a b'"
+    assert first["commit"] == commit()
+    assert first["host"] == platform.node()
+    assert first["versions"]["torch"] == version("torch")
+    assert (first["processes"], first["devices"]) == (1, ["cpu"]) or torch.cuda.is_available()
+    run.close()
+    for damage in ("", "[1]", '{"starts": 3}'):
+        (run.path / "run.json").write_text(damage)
+        RunFolder(configure(tmp_path), "r", resume={}).close()
+        assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 1
+    RunFolder(configure(tmp_path), "r", resume={}).close()
+    assert len(json.loads((run.path / "run.json").read_text())["starts"]) == 2
+
+
+def test_the_commit_of_a_copy_elsewhere_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed copy inside somebody's own checkout must not bear that one's commit."""
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    copy = tmp_path / "origin.py"
+    copy.write_bytes(Path(origin.__file__).read_bytes())
+    monkeypatch.setattr(origin, "__file__", str(copy))
+    assert commit() == "unknown"
