@@ -41,18 +41,6 @@ def masked_attention(model: Any, *, cache_only: bool = False) -> Iterator[None]:
         model.config._attn_implementation = name
 
 
-@contextlib.contextmanager
-def own_attention(model: Any) -> Iterator[None]:
-    """Attention as the model's own code has it, masks included, in any precision: flash-attention knows float32 not at all."""
-    name = str(model.config._attn_implementation)
-    if name.startswith("flash"):
-        model.config._attn_implementation = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = name
-
-
 def trunk(model: Any) -> Any:
     """The part of a causal language model below its head: where a class names no such part, its `model` (Llama 4)."""
     base = model.base_model

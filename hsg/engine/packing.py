@@ -9,7 +9,8 @@ of every query's softmax, whose values are 0.  Scores with a soft cap are no ker
 
 A model takes part through the attention interface of transformers: `packed_attention(model)` sets it for a forward and its
 backward pass, and `layout` travels to every layer as a keyword.  Deliberately absent: a dense block mask (quadratic in
-the packed length), models with state other than attention (`check_packing` refuses them).
+the packed length), models with state other than attention (model/fit.py sees
+that it is not for them).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from hsg.engine.attention import is_last_layer, own_attention, trunk, written_out
-from hsg.engine.layout import Call, Layout, make_layout
-from hsg.engine.reach import FULL, Reach, layer_reach, narrowed
+from hsg.engine.attention import is_last_layer, trunk, written_out
+from hsg.engine.layout import Call, Layout
+from hsg.engine.reach import FULL, Reach, layer_reach
 
 NAME = "hsg_packed"
 
@@ -58,43 +59,6 @@ def packed_hidden(model: Any, layout: Layout) -> Tensor:
         layout=layout,
     )
     return out.last_hidden_state[0]
-
-
-@torch.no_grad()
-def check_packing(model: Any, *, key: str = "update.packing") -> None:
-    """Raise ValueError unless packed rows give this model's hidden states of padded ones."""
-    device = next(model.parameters()).device
-    count = model.get_input_embeddings().num_embeddings
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 0], [9, 1, 2, 0, 0, 0]], device=device) % count
-    lengths = [6, 5, 3]
-    real = torch.arange(ids.shape[1], device=device)[None] < torch.tensor(lengths, device=device)[:, None]
-    few = real & (torch.arange(ids.shape[1], device=device) % 3 == 2)
-    was_training = model.training
-    model.eval()
-    with narrowed(model, 3):  # shorter than these rows
-        problem = _difference(model, ids, lengths, (real, few))
-    model.train(was_training)
-    if problem:
-        raise ValueError(
-            f"{key} must be off for a model whose attention does not go through the interface of transformers, "
-            f"got {type(model).__name__}{problem}; set {key}=off"
-        )
-
-
-def _difference(model: Any, ids: Tensor, lengths: Sequence[int], asked: Sequence[Tensor]) -> str:
-    """What is wrong with packed rows of this model, "" where nothing is. asked: (B, T) masks of hidden states to compare."""
-    try:
-        with own_attention(model):  # and without autocast: rounding must not hide a difference
-            expected = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
-        same = True
-        for read in asked:
-            layout = make_layout(ids, lengths, read=read)
-            with packed_attention(model):
-                got = packed_hidden(model, layout)[layout.index]
-            same &= torch.allclose(got[read], expected[read], rtol=1e-3, atol=1e-3)
-        return "" if same else ": its hidden states come out different"
-    except Exception as error:  # a stranger's model: whatever it raises means the same
-        return f": {' '.join(str(error).split())[:160]}"
 
 
 def _attention(
@@ -130,7 +94,7 @@ def _attention(
         out = found if read is None else torch.zeros_like(query).index_copy(2, read, found)
     else:
         out = _path_attention(query, key, value, layout, scale, reach, softcap, s_aux)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None  # some models take a view of it
 
 
 _UNKNOWN = ("position_bias", "sinks", "indices", "block_indices")

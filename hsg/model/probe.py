@@ -25,14 +25,12 @@ from hsg.engine.attention import trunk
 from hsg.engine.generation import Decoder
 from hsg.engine.layout import make_layout
 from hsg.engine.packing import packed_attention
+from hsg.engine.reach import narrowed, window_sizes
 from hsg.engine.seeds import make_generator
 from hsg.model.models import score
 from hsg.types import ACTION, Batch
 
 T = TypeVar("T")
-
-WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size")
-"""What transformers' configurations and attention modules call the reach of a layer, read in each forward pass."""
 
 NARROW = 8
 """What long windows are set to while a model is probed: three of 4,096 tokens would take minutes on a CPU."""
@@ -261,7 +259,7 @@ class _Plan:
     def of(model: Any) -> _Plan:
         config = model.config.get_text_config()
         limit = min(getattr(config, "max_position_embeddings", None) or LONGEST, LONGEST)
-        window = max((w for _, _, w in _windows(model)), default=0)
+        window = max((w for _, _, w in window_sizes(model)), default=0)
         narrow = NARROW if 3 * window + 24 > limit else None
         # GPT-Neo's is laid down when the model is made.
         fixed = getattr(config, "window_size", 0)
@@ -286,30 +284,10 @@ class _Plan:
         return torch.randint(low, self.count, (self.prompt,), generator=make_generator("probe", *key)).tolist()
 
     def windows(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.narrow is None else _narrowed(model, self.narrow)
+        return contextlib.nullcontext() if self.narrow is None else narrowed(model, self.narrow)
 
 
 # ------------------------------------------------------------------------------------------------- a model for a short time
-
-
-def _windows(model: Any) -> list[tuple[Any, str, int]]:
-    """Every (owner, attribute, size) of a window of the model's configurations and modules."""
-    config = model.config.get_text_config()
-    owners = [model.config, config, *model.modules()]  # the same one twice does no harm
-    held = ((owner, name, vars(owner).get(name)) for owner in owners for name in WINDOWS)
-    return [(owner, name, size) for owner, name, size in held if isinstance(size, int) and not isinstance(size, bool)]
-
-
-@contextlib.contextmanager
-def _narrowed(model: Any, size: int) -> Iterator[None]:
-    held = _windows(model)
-    try:
-        for owner, name, old in held:
-            setattr(owner, name, min(size, old))
-        yield
-    finally:
-        for owner, name, old in held:
-            setattr(owner, name, old)
 
 
 @contextlib.contextmanager

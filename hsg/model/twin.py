@@ -94,6 +94,8 @@ def tiny_config(config: Any) -> Any:
                 setattr(config, name, size)
     if held.get("expand") and held.get("state_size") and held.get("num_heads"):  # Mamba 2
         config.num_heads = config.expand * config.hidden_size // config.head_dim
+    if each := config.to_dict().get("per_layer_config"):  # Gemma 4
+        config.per_layer_config = {int(k): v for k, v in _tiny_parts(each, layers).items()} or None
     _rotary(config)
     return config
 
@@ -145,7 +147,9 @@ def _tiny_parts(held: dict[Any, Any], layers: int) -> dict[Any, Any]:
     for name, value in held.items():
         if str(name).isdigit() and int(name) >= layers:
             continue
-        if type(value) is int and name in SIZES:
+        if isinstance(value, dict):
+            value = _tiny_parts(value, layers)
+        elif type(value) is int and name in SIZES:
             value = min(SIZES[name], value)
         elif isinstance(value, (list, tuple)) and "layers" in str(name):
             value = [v for v in value if v <= layers]

@@ -139,6 +139,19 @@ def test_a_fault_is_seen_where_it_is(monkeypatch, fault, expected):
     assert str(fit) == f"model.attention=sdpa {expected}"
 
 
+def test_packing_is_not_for_models_that_do_not_follow_it():
+    """An attention that drops what it does not know; a layer that looks along the sequence outside attention."""
+    model = model_of("qwen2")
+    layer = model.base_model.layers[0].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, layout=None, **kwargs: forward(*args, **kwargs)
+    assert str(find_fit(model, options())).endswith("rollout.cache=on update.packing=off")
+    fit_module._FOUND.clear()
+    mixed = model_of("qwen2")
+    mixed.base_model.layers[0].mlp.down_proj.register_forward_hook(lambda m, args, out: out.cumsum(1))
+    assert str(find_fit(mixed, options())).endswith("rollout.cache=off update.packing=off")
+
+
 @pytest.mark.parametrize("kind", ["mistral", "llama4_text"])
 def test_long_windows_are_narrowed_for_the_probe_and_come_back(monkeypatch, kind):
     """A window of 4,096 that is not obeyed is seen on rows of 50 tokens."""
