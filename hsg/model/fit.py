@@ -62,19 +62,13 @@ class Fit:
 
 
 def fit_of(model: Any, config: Config | None = None) -> Fit:
-    """The settings of a model: those it was fitted with; of one that never was, what the configuration says.
-
-    There `auto` is the fastest.
-    """
-    fit = getattr(model, "fit", None)
-    if fit is not None:
+    """The settings of a model: what the configuration says, else those that were found, else the fastest."""
+    fit = getattr(model, "fit", None) or Fit(str(model.config._attn_implementation), "on", "prefix")
+    if config is None:
         return fit
-    cache, packing = ("auto", "auto") if config is None else (config.rollout.cache, config.update.packing)
-    return Fit(
-        str(model.config._attn_implementation),
-        "on" if cache == "auto" else cache,
-        "prefix" if packing == "auto" else packing,
-    )
+    cache, packing = config.rollout.cache, config.update.packing
+    keeps = cache == "auto" or (cache == "on" and fit.cache == "steps")
+    return replace(fit, cache=fit.cache if keeps else cache, packing=fit.packing if packing == "auto" else packing)
 
 
 def use_fit(model: Any, fit: Fit) -> None:

@@ -371,7 +371,9 @@ def test_a_resumed_run_keeps_its_attention_cache_and_packing(
     fit_module._FOUND.clear()
     assert main(["--config", str(tmp_path / "c.yaml"), "--set", "train.iterations=2", "--resume", "auto"]) == 0
     assert settings in capsys.readouterr().out
-    assert load_config(tmp_path / "r" / "config.yaml").update.packing == "auto"  # so that the next resume is allowed, too
+    assert (
+        load_config(tmp_path / "r" / "config.yaml").update.packing == "auto"
+    )  # so that the next resume is allowed, too
 
 
 # -------------------------------------------------------------------------------------------------- asked to stop

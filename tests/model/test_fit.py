@@ -137,6 +137,8 @@ def test_a_fault_is_seen_where_it_is(monkeypatch, fault, expected):
     finally:
         packing.AttentionInterface.register(packing.NAME, packing._attention)
     assert str(fit) == f"model.attention=sdpa {expected}"
+    wrong = {"cache": "its log-probs are", "packing": "its log-probs are", "gradient": "its gradient is"}[fault]
+    assert f"({wrong} not th" in fit.passed_over[0]
 
 
 def test_packing_is_not_for_models_that_do_not_follow_it():
@@ -225,7 +227,11 @@ def test_fit_stays_with_its_model():
     assert fit_of(model).decoding == {"use_cache": True, "stepwise": False}
     use_fit(model, Fit("eager", "steps", "off"))
     assert model.config._attn_implementation == "eager"
-    assert fit_of(model, options("rollout.cache=off")).decoding == {"use_cache": True, "stepwise": True}
+    assert fit_of(model, options()).decoding == {"use_cache": True, "stepwise": True}
+    assert fit_of(model, options("rollout.cache=on")).decoding == {"use_cache": True, "stepwise": True}
+    assert fit_of(model, options("rollout.cache=off")).decoding == {"use_cache": False, "stepwise": False}
+    assert fit_of(model, options()).packing == "off"
+    assert fit_of(model, options("update.packing=plain")).packing == "plain"
 
 
 def test_line_says_settings_gap_and_what_was_passed_over():
