@@ -22,7 +22,6 @@ from hsg.learning.underway import Collected
 from hsg.measure import metrics as mx
 from hsg.measure.evaluation import evaluate, evaluation_tasks
 from hsg.measure.speed import Arithmetic, Clock, matmul_rate, peak_memory_mb
-from hsg.model.fit import fit_of
 from hsg.protocol import TaskSet
 from hsg.ranks import stopping
 from hsg.ranks.distributed import Distributed
@@ -90,7 +89,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself has to remember. The tasks follow from the seed and the iteration."""
         state: dict[str, Any] = {"model_path": self.model_path, "seconds": self.seconds, "evaluated": self._evaluated}
-        state |= {"environment_turns": self.environment_turns, "fit": fit_of(self.model).options}
+        state |= {"environment_turns": self.environment_turns, "fit": self.model.fit.options}
         if self._collected is not None:
             state["collected"] = self.distributed.gather([self._collected.state_dict()])
         return state
