@@ -358,6 +358,7 @@ def test_a_resumed_run_keeps_its_attention_cache_and_packing(
     options = {**OPTIONS, "model": {"path": str(guesser_folder)}, "run": {"dir": str(tmp_path), "name": "r"}}
     options |= {"algorithm": "grpo", "evaluation": {}, "train": {"iterations": 1}, "loss": {"kl_coef": 0.0}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(options))
+    fit_module._FOUND.clear()
     with monkeypatch.context() as slow:
         slow.setattr(fit_module, "CACHES", ("off",))
         slow.setattr(fit_module, "PACKINGS", ("plain",))

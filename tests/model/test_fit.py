@@ -270,7 +270,7 @@ def test_flash_attention_that_is_not_here_is_one_line(tmp_path: Path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["llama", "bloom", "mamba", "mistral", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "bloom", "mamba", "mistral", "gemma3", "gpt2"])
 def test_plan_expects_what_training_finds(tmp_path: Path, kind):
     """From a configuration alone: its twin's answer, and the same line where it is refused."""
     folder = build(kind, tmp_path / kind)
