@@ -30,7 +30,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs zoo view notebooks clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs zoo view picture notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -154,6 +154,10 @@ zoo: setup ## which architectures can be trained, and how: a tiny model of each 
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))
+
+picture: setup ## docs/viewer.png, the picture in README: a run in the toy world (or RUN=runs/NAME), seen by Chromium
+	@$(if $(RUN),,$(LAUNCH) experiments/run.py --config $(CONFIG_toy) --set run.name=picture --resume auto)
+	@$(BIN)/python -m hsg.experiments.viewer.picture $(or $(RUN),runs/picture)
 
 notebooks: setup ## execute notebooks/ top to bottom (ONE=notebooks/05_read_a_run.ipynb)
 	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.notebooks $(ONE)

@@ -11,6 +11,7 @@ checkpoint written before the command ends with status 143 or 130.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shlex
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,12 +65,13 @@ def train(config_path: str | Path | None = None, overrides: Sequence[str] = (), 
 
     None on all processes but the main one. ValueError says in one line what is wrong with an option.
     """
-    import torch
-
     from hsg.experiments.reading.resume import find_run, read_config
-    from hsg.ranks.distributed import Distributed
 
     config = read_config(config_path, CONFIGS / "quickstart.yaml", overrides, resume)
+    import torch  # only now: what is wrong with the configuration is said at once
+
+    from hsg.ranks.distributed import Distributed
+
     distributed = Distributed(config.distributed)
     try:
         if "OMP_NUM_THREADS" not in os.environ:
@@ -104,7 +107,9 @@ def opened(
     """Task set and trainer of the run `name`, which writes its folder where it is `logged`; all are closed together."""
     from hsg import environments
     from hsg.config.loading import unused_options
+    from hsg.experiments.reading.resume import same_date
     from hsg.model.fit import asked_again, fit_of
+    from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
 
@@ -122,15 +127,24 @@ def opened(
                 print(f"resuming {resumed.folder} from {checkpoint.name}")
         else:
             model_path = prepare_model(config, task_set, distributed)
+        if resumed:
+            config = distributed.from_main_or_fail(lambda: same_date(config, resumed.folder))
+        # A template may write the date into every prompt: one for all ranks, however long the run lasts.
+        date = config.prompts.date or distributed.from_main(datetime.date.today().isoformat())
+        told = replace(config, prompts=replace(config.prompts, date=date))
         # A run keeps the attention, cache and packing that it found right at its start.
         kept = resumed.state["trainer"].get("fit") if resumed and checkpoint else None
-        trainer = Trainer(asked_again(config, kept), task_set, model_path, distributed, None, resume=checkpoint)
+        trainer = Trainer(asked_again(told, kept), task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
         if distributed.is_main:
             print(fit_of(trainer.model).line(config.model.path), flush=True)
+        if config.model.lora.rank and distributed.is_main and (frozen := frozen_line(trainer.model)):
+            print(frozen, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind
             logs = resumed.state.get("run", {}) if resumed else None
-            trainer.run = RunFolder(config, name, resume=logs)
+            judge = trainer.collector.judge
+            chats = [trainer.policy.chat, *([judge.chat] if judge else [])]
+            trainer.run = RunFolder(told if any(c.asks_the_clock for c in chats) else config, name, resume=logs)
             stack.callback(trainer.run.close)
         yield task_set, trainer
 
@@ -169,7 +183,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     """Whatever can be refused is refused before the warm start spends its minutes. `name`: that of a new run."""
     from hsg.measure.evaluation import evaluation_tasks
     from hsg.model.lora import check_peft
-    from hsg.model.models import load_tokenizer, resolve_model
+    from hsg.model.models import load_tokenizer
     from hsg.run.build import training_tasks
     from hsg.text.prompts import Prompts
 
@@ -180,7 +194,7 @@ def check_before_work(config: Any, task_set: Any, name: str | None) -> None:
     if config.evaluation.test_split is not None:
         evaluation_tasks(config, task_set, config.evaluation.test_split, "evaluation.test_split")
     if config.model.path != "nano":
-        resolve_model(config.model.path)
+        load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     if config.strategy.per == "episode":
         load_tokenizer(config.model.encoder, key="model.encoder")
     if config.judge.enabled and config.judge.model not in ("self", "reference"):

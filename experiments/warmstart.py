@@ -47,7 +47,7 @@ def warm_start(config: Config, task_set: TaskSet) -> Path:
         if path == "nano":
             path = build_nano(_texts(config, played), config.warmstart.nano, scratch, seed=config.warmstart.seed)
         model, tokenizer = load_model(config.model, path, _device())
-    rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
+    rows = make_rows(config, played, _chat(config, model, tokenizer), _max_length(model))
     if not config.log.quiet:
         limit = f"at most {config.warmstart.seconds:.0f} s"
         print(f"warm start: supervised training on {len(played)} demonstrations, {limit}, kept in {folder}", flush=True)
@@ -93,7 +93,7 @@ def continue_training(config: Config, task_set: TaskSet, folder: str | Path, sec
     if (target / "warmstart.json").is_file():
         return target
     model, tokenizer = load_model(config.model, folder, _device())
-    rows = make_rows(config, played, ChatFormat(tokenizer, stop_ids(model, tokenizer)), _max_length(model))
+    rows = make_rows(config, played, _chat(config, model, tokenizer), _max_length(model))
     # The whole time is used: a plateau must not end it early.
     settings = dataclasses.replace(config.warmstart, seconds=seconds, epochs=1e9, patience=10**9)
     record = train(model, rows, settings, tokenizer.pad_token_id, keep="last", quiet=config.log.quiet)
@@ -111,7 +111,12 @@ def settings_that_matter(config: Config) -> dict[str, Any]:
         "markers": vars(Prompts.of(config).markers),
         "context": [config.rollout.context, config.rollout.window_turns],
         "warmstart": settings,
+        **({} if config.model.path == "nano" or config.prompts.date is None else {"date": config.prompts.date}),
     }
+
+
+def _chat(config: Config, model: Any, tokenizer: Any) -> ChatFormat:
+    return ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
 
 
 def _device() -> torch.device:

@@ -164,23 +164,6 @@ def microbatches(rows: Sequence[Row], max_tokens: int, *, packing: str = "off") 
         yield [rows[k] for k in part]
 
 
-def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
-    """Tokens of rows when each prompt of a rollout group counts once, each task's strategy prompt once, and every later
-    token once per row. `group_shape`: (N, M).
-    """
-    num_strategies, num_rollouts = group_shape
-    size = {STRATEGY: num_strategies * num_rollouts, ACTION: num_rollouts}
-    prompts: set[tuple[object, ...]] = set()
-    unique = 0
-    for row in rows:
-        sampled = row.tokens.response_mask.nonzero()
-        begin = int(sampled[0]) + 1 if len(sampled) else len(row)
-        prompt = (row.level, row.trajectory // size[row.level], *row.tokens.input_ids[:begin].tolist())
-        unique += len(row) - (begin if prompt in prompts else 0)
-        prompts.add(prompt)
-    return unique
-
-
 def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
     """Right-pad B rows into one Batch (B, T). What stands at padding is masked by position; `pad_id` only has to exist."""
     width = max(len(row) for row in rows)
@@ -192,8 +175,11 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
             out[i, : len(value)] = value
         return out
 
-    reference = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    assert len(reference) in (0, len(rows)), "either every row has reference log-probs or none has"
+    def stack_known(values: Sequence[Tensor | None]) -> Tensor | None:
+        known = [value for value in values if value is not None]
+        assert len(known) in (0, len(rows)), "either every row has log-probs of another forward or none has"
+        return stack(known, width - 1, 0.0) if known else None
+
     mask = stack([row.tokens.response_mask for row in rows], width - 1, 0)
     return Batch(
         input_ids=stack([row.tokens.input_ids for row in rows], width, pad_id),
@@ -203,7 +189,8 @@ def collate(rows: Sequence[Row], *, pad_id: int = 0) -> Batch:
         advantages=stack([row.advantages for row in rows], width - 1, 0.0),
         temperatures=stack([row.tokens.temperatures for row in rows], width - 1, 1.0),
         levels=torch.tensor([row.level for row in rows])[:, None].expand(mask.shape),
-        ref_logprobs=stack(reference, width - 1, 0.0) if reference else None,
+        ref_logprobs=stack_known([row.ref_logprobs for row in rows]),
+        trainer_logprobs=stack_known([row.tokens.trainer_logprobs for row in rows]),
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from hsg.batch import Row, build_rows
 from hsg.config.options import Config
 from hsg.credit import Signals, assign_credit
+from hsg.engine.precision import compute_weights
 from hsg.learning.companions import Companions
 from hsg.learning.underway import Collected
 from hsg.measure import metrics as mx
@@ -93,12 +94,14 @@ class Collector:
         team, costs = self._team(iteration), RolloutCosts()
 
         episodes = self._begun.pop(iteration, None) or self._begin(iteration, team, team.places)
-        mine = self._play(iteration, team, team.places, episodes, costs, clock)
-        mine, dropped = self._refill(iteration, team, mine, costs, clock)
+        with compute_weights(*self._models()):  # one copy for all that the iteration plays
+            mine = self._play(iteration, team, team.places, episodes, costs, clock)
+            mine, dropped = self._refill(iteration, team, mine, costs, clock)
         check_faults(config, distributed, mine.trajectories)
         with clock("old_logprobs"):
             mine = self._settle_logprobs(team, mine)
-        with clock("companions"), distributed.forwards(self.model, weights="gathered"):
+        read = [self.model] if self.companions.novelty is not None else []
+        with clock("companions"), distributed.forwards(*read, weights="gathered"):
             signals = self.companions.read(mine.trajectories)
         groups, signals = _whole(team, mine, signals)
         self._remember(groups.trajectories if team.leads else [])
@@ -147,10 +150,13 @@ class Collector:
     @contextmanager
     def _forwards(self) -> Iterator[None]:
         """A phase in which ranks forward the policy and the judge as often as they like, and do nothing else together."""
-        models = [self.model, *([self.judge.model] if self.judge else [])]
         weights = self.config.rollout.weights
-        with self.distributed.stoppable(), self.distributed.forwards(*models, weights=weights):
+        with self.distributed.stoppable(), self.distributed.forwards(*self._models(), weights=weights):
             yield
+
+    def _models(self) -> list[Any]:
+        """What is sampled from: the policy, and whoever judges."""
+        return [self.model, *([self.judge.model] if self.judge else [])]
 
     def _play(
         self,

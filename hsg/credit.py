@@ -73,7 +73,10 @@ class Signals:
 
 
 def length_penalty(num_tokens: int, token_limit: int, config: RewardConfig) -> float:
-    """0 up to `length_penalty_start` of the token limit, then linear to -1 at the limit (its form is ours)."""
+    """0 up to `length_penalty_start` of the token limit, then linear to -1 at the limit (its form is ours).
+
+    token_limit  the response's own, not the room it had: a short answer near the end of its row is not a long one
+    """
     if not config.length_penalty:
         return 0.0
     start = config.length_penalty_start
@@ -123,7 +126,7 @@ def assign_credit(
             seen = turn.observation if k == 0 or trajectory.turns[k - 1].action is not None else seen
             states[p, n, m, k] = names.setdefault(seen, len(names))
             formats[p, n, m, k] = format_penalty(turn.parsed, config.reward)
-            lengths[p, n, m, k] = length_penalty(turn.num_tokens, turn.token_limit, config.reward)
+            lengths[p, n, m, k] = length_penalty(turn.num_sampled, turn.token_limit, config.reward)
             if turn.parsed and not turn.valid:  # an unparseable response has its own penalty
                 invalids[p, n, m, k] = 0.0 - config.reward.invalid_action_penalty  # never -0.0
     valid = ~outcomes.isnan()

@@ -20,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsg.batch import Row, collate, microbatches, minibatches, num_unique_tokens, row_layout, unit_keys
+from hsg.batch import Row, collate, microbatches, minibatches, row_layout, unit_keys
 from hsg.config.options import Config
+from hsg.crediting.advantages import entropy_advantages
 from hsg.engine.packing import packed_attention
 from hsg.engine.seeds import make_generator
 from hsg.learning.underway import NonfiniteError, Underway
-from hsg.losses import Metrics, count_denominators, entropy_advantages, finish_metrics, merge_metrics, policy_loss
+from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.measure.gap import GapCheck, Spread, gap_of
+from hsg.measure.speed import num_unique_tokens
 from hsg.model.fit import fit_of
 from hsg.model.lora import adapters_off
 from hsg.model.models import score
@@ -66,6 +69,7 @@ class Learner:
             weight_decay=options.weight_decay,
         )
         self.costs = UpdateCosts()  # since the trainer last took them
+        self.gap = GapCheck(config, model, distributed)
         self._gaps: list[Tensor] | None = None  # collected in the first optimizer step of an iteration; None: done
         self._gap_values: dict[str, float] | None = None  # what recomputed log-probs said of this iteration
         self.optimizer_steps = 0
@@ -80,6 +84,7 @@ class Learner:
             if parameter in self.optimizer.state:
                 moments[name] = {k: self.distributed.whole(v) for k, v in self.optimizer.state[parameter].items()}
         state: dict[str, Any] = {"moments": moments, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        state["noise"] = self.gap.noise and vars(self.gap.noise)
         state |= {name: getattr(self, name) for name in ("optimizer_steps", "progress", "nonfinite_in_a_row")}
         if self.underway is not None:
             mine = {**self.underway.state_dict(), "costs": vars(self.costs)}
@@ -94,6 +99,7 @@ class Learner:
                 self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
         for group in self.optimizer.param_groups:
             group["lr"] = state["learning_rate"]
+        self.gap.noise = state["noise"] and Spread(**state["noise"])
         for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
             setattr(self, name, state[name])
         if "underway" in state:
@@ -138,6 +144,9 @@ class Learner:
                 # On the CPU: a gathered tensor would come back on the GPU of the rank that sent it, and what a checkpoint
                 # brought back is here too.
                 at.metrics.append({name: value.cpu() for name, value in step_metrics.items()})
+                if at.num_done == 0:  # where ratios are 1, but for rounding
+                    farthest = step_metrics.get("log_ratio_max", torch.zeros(2))[0].item()
+                    at.values["update/first_log_ratio_max"] = self.distributed.max(farthest)
                 if norm is not None:
                     at.norms.append(norm)
                 at.num_done += 1
@@ -173,7 +182,7 @@ class Learner:
         parts_metrics = [part_metrics for _, part_metrics in done]
         if self._gaps is not None:
             gaps, self._gaps = self._gaps, None
-            values |= self._check_gap(gaps)
+            values |= self.gap(gaps)
         norm = self.distributed.clip_gradients(self.model, self.config.optimizer.max_grad_norm)
         # The norm is that of the added gradients, but a loss can be infinite on one rank alone.
         finite = math.isfinite(norm) and all(math.isfinite(loss.item()) for loss, _ in done)
@@ -210,7 +219,7 @@ class Learner:
             batch, logprobs, entropy = self.score(self.model, rows, with_entropy=True)  # (B, T-1)
             loss, loss_metrics = policy_loss(
                 logprobs,
-                batch.old_logprobs,
+                self._first_logprobs(batch, logprobs),
                 entropy_advantages(batch.advantages, entropy, shaping.entropy_bonus, shaping.entropy_cap),
                 batch.response_mask,
                 levels=batch.levels,
@@ -224,11 +233,14 @@ class Learner:
                 denominators=denominators,
                 token_limit=config.token_limit or self.config.rollout.max_tokens or self.context_limit,
                 entropy=None if entropy is None else entropy.detach(),
+                sampled_logprobs=batch.old_logprobs,
+                importance=self.gap.importance,
+                importance_cap=config.importance_cap,
                 **self._aggregation(),
             )
             loss.backward()
         if self._gaps is not None:
-            self._gaps.append(_gap(logprobs, batch.old_logprobs, batch.response_mask))
+            self._gaps.append(gap_of(logprobs, batch.old_logprobs, batch.response_mask))
         num_trained = int(batch.response_mask.sum())
         self.costs.trained_tokens += num_trained
         self.costs.head_positions += num_trained  # `score` runs the head there and nowhere else
@@ -301,54 +313,28 @@ class Learner:
     # ------------------------------------------------------------------------- log-probs of the old and reference policy
 
     def settle_logprobs(self, sampled: Sequence[Tokens]) -> list[Tokens]:
-        """The rows with the log-probs that ratios start from (`rollout.logprobs`).
+        """The rows with what is known of the training forward's log-probs before the update (`rollout.logprobs`).
 
-        `sampled` keeps those of the sampler, `recomputed` takes those of the training forward, and `auto` is sampled where
-        one optimizer step uses all of an iteration. Either way the two are compared: see `_check_gap`.
+        `recomputed` scores them, `sampled` does not, and `auto` does unless one optimizer step uses all of an iteration.
+        Either way sampler and training forward are compared, here or in the first step (gap.py).
         """
-        mode = self.config.rollout.logprobs
-        if mode == "sampled" or (mode == "auto" and self._one_step()):
+        self.gap.probe(self.model, sampled)
+        if not self.config.recomputes_logprobs:
             return list(sampled)
         rows = [Row(t, torch.zeros(len(t.response_mask)), ACTION, i) for i, t in enumerate(sampled) if t.num_sampled]
         scored = self._scores(self.model, rows)
-        self._gap_values = self._check_gap(
-            [_gap(s, r.tokens.logprobs, r.tokens.response_mask) for r, s in zip(rows, scored, strict=True)]
+        self._gap_values = self.gap(
+            [gap_of(s, r.tokens.logprobs, r.tokens.response_mask) for r, s in zip(rows, scored, strict=True)]
         )
-        new = {r.trajectory: replace(r.tokens, logprobs=s) for r, s in zip(rows, scored, strict=True)}
-        return [new.get(i, tokens) for i, tokens in enumerate(sampled)]
+        new = {r.trajectory: replace(r.tokens, trainer_logprobs=s) for r, s in zip(rows, scored, strict=True)}
+        return [new.get(i, replace(t, trainer_logprobs=t.logprobs)) for i, t in enumerate(sampled)]
 
-    def _check_gap(self, gaps: list[Tensor]) -> dict[str, float]:
-        """How far the sampler's log-probs are from the training forward's, before any weight of the iteration moves.
-
-        Recomputed ones say it of every row, sampled ones of the first mini-batch. RuntimeError where the 99th percentile of
-        the gap (nats) is above `rollout.max_logprob_gap`: the ratios would then be noise, or worse.
-        """
-        gap = torch.cat([*gaps, torch.zeros(1)])
-        place = max(0, math.ceil(0.99 * len(gap)) - 1)
-        # Both are of the worst rank, so that all ranks stop together.
-        largest, percentile = (self.distributed.max(float(x)) for x in (gap.max(), gap.sort().values[place]))
-        limit = self.config.rollout.max_logprob_gap
-        if limit is None:
-            limit = 0.1 if getattr(self.model, "compute_dtype", None) == torch.bfloat16 else 1e-3
-        if percentile > limit:
-            raise RuntimeError(
-                f"log-probs of the sampler and of the training forward must agree within rollout.max_logprob_gap = {limit} "
-                f"nats in 99 % of the tokens, got {percentile:.3g} (largest {largest:.3g}); the model may not handle the "
-                "rollout's cache or packed rows: try rollout.cache=off, update.packing=off, model.attention=eager"
-            )
-        return {"rollout/logprob_gap_max": largest, "rollout/logprob_gap_p99": percentile}
-
-    def _one_step(self) -> bool:
-        """Whether each iteration is one optimizer step, so that every ratio is 1."""
-        config = self.config
-        num_strategies, num_rollouts = config.group_shape
-        trajectories = config.num_tasks * num_strategies * num_rollouts
-        size = config.update.minibatch_trajectories
-        return (
-            config.update.epochs == 1
-            and config.update.minibatch_turns is None
-            and (size or trajectories) >= trajectories
-        )
+    def _first_logprobs(self, batch: Batch, logprobs: Tensor) -> Tensor:
+        """(B, T-1) where ratios begin: the training forward's, if they are known, or the sampler's."""
+        if batch.trainer_logprobs is not None:
+            return batch.trainer_logprobs
+        # Weights that have not moved since the rollout: this forward is the one before the update too.
+        return batch.old_logprobs if self.gap.importance == "none" else logprobs.detach()
 
     def _with_reference(self, rows: list[Row]) -> list[Row]:
         """Rows with the reference's log-probs, at the temperatures the tokens were sampled at, where a KL needs them."""
@@ -358,13 +344,3 @@ class Learner:
         with adapters_off(self.model) if self.reference is self.model else contextlib.nullcontext():
             scored = self._scores(self.reference, rows)
         return [replace(row, ref_logprobs=values) for row, values in zip(rows, scored, strict=True)]
-
-
-def _gap(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
-    """(tokens,) float32 on the CPU: how far the others' log-probs of sampled tokens are from the training forward's.
-
-    Where the forward is not finite, skipping the step is the answer; where only the others are, the gap is infinite.
-    """
-    logprobs = logprobs.detach().float()
-    gap = (logprobs - others.float())[mask & logprobs.isfinite()].abs()
-    return gap.nan_to_num(nan=math.inf, posinf=math.inf).cpu()

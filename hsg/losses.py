@@ -1,7 +1,8 @@
 """THE loss: ratio, clip, KL, entropy, aggregation, two levels -> (loss, metrics).
 
     r    = exp(logprobs - old_logprobs)
-    l_t  = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * kl_t - entropy_coef * entropy_t
+    l_t  = -w_t min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * kl_t - entropy_coef * entropy_t
+    w_t  = 1, or of d = old_logprobs - sampled_logprobs:  min(cap, e^d)   or   e^d in [1/cap, cap], else 0
     kl_t = exp(d) - d - 1  (k3)   or   d^2 / 2  (k2),              d = ref_logprobs - logprobs
     loss = w_s * reduce(l over strategy tokens) + w_a * reduce(l over action tokens)        StraTA (arXiv 2605.06642)
 
@@ -16,7 +17,7 @@ a number known beforehand, so micro-batches and ranks add up to the one-batch lo
 them, hand the total to each `policy_loss`, add the losses (divide the total by the number of ranks where gradients are
 averaged over them).  Only whole rows may be split off.  Deliberately absent:
   1. k1 as a KL in the loss: the gradient of -d is that of logprobs alone, zero in expectation, whatever the reference;
-  2. dual clip, a truncated ratio, a clamp of log_ratio: an overflow stays non-finite, and the trainer skips the update;
+  2. dual clip, a clamp of log_ratio: an overflow stays non-finite, and the trainer skips the update;
   3. advantages, masks and temperatures: all three come in per token.
 """
 
@@ -31,6 +32,7 @@ from torch import Tensor
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 LEVEL_REDUCTIONS = ("separate", "joint")
 KL_ESTIMATORS = ("k3", "k2")
+IMPORTANCE = ("none", "truncated", "masked")
 LEVEL_NAMES = ("strategy", "action")  # the position is the value in `levels`
 
 Metrics = dict[str, Tensor]
@@ -58,6 +60,9 @@ def policy_loss(
     entropy: Tensor | None = None,
     entropy_coef: float = 0.0,
     row_ids: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    importance: str = "none",
+    importance_cap: float = 2.0,
 ) -> tuple[Tensor, Metrics]:
     """The clipped policy loss of one micro-batch, and its metrics.  Source: J(theta) of StraTA (arXiv 2605.06642).
 
@@ -67,16 +72,21 @@ def policy_loss(
     denominators: one number per level (two for levels and "separate", else one) from `count_denominators`; None =
     counted here.  token_limit: the constant of seq-mean-token-sum-norm, default T-1.  row_ids: which training row a
     token belongs to, for packed rows; None = axis 0.  entropy: per token in nats, with gradient.
+    old_logprobs: where ratios begin, those of this forward before its weights moved.  sampled_logprobs: the sampler's own,
+    where it is another forward; `importance` weighs each token's surrogate by `importance_weights`, and nothing else.
     Returns a 0-d loss that can always be backpropagated (0 without tokens), and metrics: see `finish_metrics`.
     ValueError: unknown option, shapes differ, a coefficient without its tensor, a level that is neither 0 nor 1.
     """
     tensors = {"old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs, "entropy": entropy}
+    tensors["sampled_logprobs"] = sampled_logprobs
     _check_shapes(logprobs, response_mask=response_mask, levels=levels, row_ids=row_ids, **tensors)
     _check_options(kl_estimator, clip_low, clip_high, aggregation, token_limit, row_ids)
     if kl_coef != 0 and ref_logprobs is None:
         raise ValueError(f"ref_logprobs must be given with kl_coef {kl_coef}, got None; pass them or set kl_coef to 0")
     if entropy_coef != 0 and entropy is None:
         raise ValueError(f"entropy must be given with entropy_coef {entropy_coef}, got None; pass it or set it to 0")
+    if importance != "none" and sampled_logprobs is None:
+        raise ValueError(f"sampled_logprobs must be given with importance {importance!r}, got None; pass them")
     mask = response_mask != 0
     level_masks = _level_masks(mask, levels, level_reduction)
 
@@ -94,8 +104,14 @@ def policy_loss(
         bound = advantages.new_tensor(1.0 - clip_low).where(advantages < 0, advantages.new_tensor(1.0 + clip_high))
         clipped = torch.where(advantages >= 0, ratio > bound, ratio < bound)
     surrogate = torch.where(clipped, bound, torch.where(clipped, 0.0, log_ratio).exp()) * advantages
-    token_loss = -surrogate
     metrics: Metrics = {}
+    if sampled_logprobs is not None and importance != "none":
+        gap = torch.where(mask, (old_logprobs - sampled_logprobs).detach().to(dtype), 0.0)
+        weight = importance_weights(gap, importance, importance_cap)
+        surrogate = surrogate * weight
+        metrics["importance"] = _sum_and_count(weight, mask)
+        metrics["importance_cut"] = _sum_and_count(weight != gap.exp(), mask)
+    token_loss = -surrogate
     if ref_logprobs is not None:
         d = torch.where(mask, ref_logprobs.detach().to(dtype), 0.0) - logprobs
         kl = torch.expm1(d) - d if kl_estimator == "k3" else d.square() / 2
@@ -126,16 +142,19 @@ def policy_loss(
     return loss, metrics
 
 
-def entropy_advantages(advantages: Tensor, entropy: Tensor | None, bonus: float, cap: float) -> Tensor:
-    """EntropyAdv (arXiv 2506.14758): A + min(bonus * H, cap * |A|), H without gradient.
+def importance_weights(gap: Tensor, kind: str, cap: float) -> Tensor:
+    """The weight of a token that another forward sampled; gap: log-prob where ratios begin - the sampler's, nats.
 
-    advantages, entropy (B, T-1), entropy in nats at the sampled temperature -> (B, T-1); an advantage of 0 stays 0.
+    truncated  min(cap, e^gap)                              TIS, truncated importance sampling
+    masked     e^gap where 1/cap <= e^gap <= cap, else 0    IcePop's mask on both sides
     """
-    if bonus == 0:
-        return advantages
-    if entropy is None:
-        raise ValueError(f"entropy must be given with an entropy bonus of {bonus}, got None; pass it or set it to 0")
-    return advantages + torch.minimum(bonus * entropy.detach().to(advantages.dtype), cap * advantages.abs())
+    if kind not in IMPORTANCE[1:]:
+        raise ValueError(f"importance must be one of {', '.join(IMPORTANCE)}, got {kind!r}; choose one")
+    if not cap > 1:
+        raise ValueError(f"importance_cap must be > 1, got {cap}; 2 is usual")
+    bound = math.log(cap)
+    weight = gap.clamp(max=bound).exp()  # before exp: a wide gap would overflow
+    return weight if kind == "truncated" else torch.where(gap.abs() <= bound, weight, 0.0)
 
 
 def count_denominators(
@@ -173,7 +192,8 @@ def finish_metrics(metrics: Metrics) -> dict[str, float]:
 
     loss: reduced over its level, unweighted (loss_strategy and loss_action where each is reduced on its own).  Per
     token: ratio · clip_fraction (also _strategy, _action), where the clip holds the gradient back · approx_kl, k3 of
-    old_logprobs against logprobs in nats · kl to the reference, nats · entropy, nats.  log_ratio_max: largest |log r|.
+    old_logprobs against logprobs in nats · kl to the reference, nats · entropy, nats · importance, the weight, and
+    importance_cut, where it is not e^gap.  log_ratio_max: largest |log r|.
     """
     pairs = {name: value.tolist() for name, value in metrics.items()}
     return {k: (v if k.endswith("_max") else v / count) for k, (v, count) in pairs.items() if count > 0}

@@ -169,17 +169,16 @@ class _Stream:
             return
         self._feed(asked)
         assert self.decoder is not None
-        rooms = [e.room(limit) for e, _ in asked]
         responses = self.decoder.sample(
             [self._row[id(e)] for e, _ in asked],
             temperatures=[self.temperature] * len(asked),
             generators=[e.generator for e, _ in asked],
-            max_new_tokens=rooms,
+            max_new_tokens=[e.room(limit) for e, _ in asked],
             first_segment=self.rollout.first_segment,
             first_temperatures=[self.strategy_temperature] * len(asked),
         )
-        for (episode, _), response, room in zip(asked, responses, rooms, strict=True):
-            episode.receive(response, room)
+        for (episode, _), response in zip(asked, responses, strict=True):
+            episode.receive(response)
 
     def _feed(self, asked: Sequence[tuple[Episode, list[int]]]) -> None:
         """Hand the new ids to the decoder; the first turn, and every turn of window context, starts a new one."""

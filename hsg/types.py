@@ -31,14 +31,16 @@ class Tokens:
 
     input_ids      (T,)    int64
     response_mask  (T-1,)  bool     True where the policy sampled input_ids[t + 1]
-    logprobs       (T-1,)  float32  nats at `temperatures`, 0.0 where the mask is False
+    logprobs       (T-1,)  float32  the sampler's, nats at `temperatures`, 0.0 where the mask is False
     temperatures   (T-1,)  float32  the temperature each token was sampled at, 1.0 where the mask is False
+    trainer_logprobs  (T-1,) float32  the training forward's before the update, or None (`Learner.settle_logprobs`)
     """
 
     input_ids: Tensor
     response_mask: Tensor
     logprobs: Tensor
     temperatures: Tensor
+    trainer_logprobs: Tensor | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -69,7 +71,7 @@ class Strategy:
     parsed: bool
     truncated: bool  # the token limit cut it off
     tokens: Tokens  # prompt + response, the row that is trained
-    token_limit: int
+    token_limit: int  # of a strategy, whatever room its prompt left
     prompt: str = ""  # what the policy was asked, a reflection included
     reflection: Reflection | None = None  # the earlier attempt that the prompt showed
 
@@ -103,12 +105,14 @@ class Turn:
     valid: bool  # parsed, sent and understood by the environment
     truncated: bool  # the token limit cut the response off
     row: int  # which of the trajectory's token rows holds it
-    start: int  # its sampled tokens are row.response positions [start, stop) of the (T-1)-aligned tensors
+    start: int  # its trained tokens are row.response positions [start, stop) of the (T-1)-aligned tensors
     stop: int
-    token_limit: int
+    token_limit: int  # of a response, whatever room its row had left
     strategy: str | None = None  # the turn's own, where each has one (`strategy.per: turn`); None: none was found
     num_strategy_tokens: int = 0  # the first of its sampled tokens: those at the strategy's temperature
     strategy_missing: bool = False  # one was asked for and not found
+    several_actions: bool = False  # more than one action stood in it
+    num_cut: int = 0  # sampled tokens behind `stop` that are not trained: what was invented after the first action
 
     @property
     def parsed(self) -> bool:
@@ -117,6 +121,10 @@ class Turn:
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
+
+    @property
+    def num_sampled(self) -> int:
+        return self.num_tokens + self.num_cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +171,12 @@ class Batch:
     input_ids       (B, T)    int64
     attention_mask  (B, T)    int64  1 = real
     response_mask   (B, T-1)  bool   True = sampled by the policy and trained
-    old_logprobs    (B, T-1)  float32
+    old_logprobs    (B, T-1)  float32  the sampler's
     advantages      (B, T-1)  float32
     temperatures    (B, T-1)  float32
     levels          (B, T-1)  int64  STRATEGY or ACTION
     ref_logprobs    (B, T-1)  float32 or None
+    trainer_logprobs  (B, T-1) float32 or None
     """
 
     input_ids: Tensor
@@ -178,6 +187,7 @@ class Batch:
     temperatures: Tensor
     levels: Tensor
     ref_logprobs: Tensor | None = None
+    trainer_logprobs: Tensor | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]

@@ -196,7 +196,7 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
 
     def said(row: Conversation, text: str) -> None:
         ids = chat.reply(text)
-        row.append_response(ids, [0.0] * len(ids), [1.0] * len(ids), closed=True)
+        row.append_response(ids, [0.0] * len(ids), [1.0] * len(ids))
 
     def make_row() -> Conversation:
         first = f"Guess. It is {pick(HINTS)}."
@@ -206,7 +206,7 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
             for turn in range(1, pick(range(1, 4)) + 1):
                 if turn > 1:
                     text = turn_prompts.next_action(turn, pick(["Too low, go on.", "No."]))
-                    row.append_context(chat.next_user(text, closed=True))
+                    row.append_context(chat.next_user(text, chat.end_id))
                 number = pick(NUMBERS)
                 said(row, turn_response(f"try {number}", str(number)))
             return row
@@ -220,10 +220,10 @@ def teach_guessing(folder: str, num_steps: int = 60) -> None:
         for turn in range(1, num_turns + 1):
             if turn > 1:
                 text = prompts.next_action(turn, pick(["Too low, go on.", "No."]))
-                row.append_context(chat.next_user(text, closed=True))
+                row.append_context(chat.next_user(text, chat.end_id))
             said(row, action_response(str(pick(NUMBERS))))
         text = prompts.judgment(pick(["Right.", "No."]), num_turns)
-        row.append_context(chat.next_user(text, closed=True))
+        row.append_context(chat.next_user(text, chat.end_id))
         said(row, judgment_response([t for t in range(num_turns) if pick(range(2))]))
         return row
 

@@ -73,6 +73,9 @@ def policy_loss(
     level_reduction,
     level_weights,
     token_limit,
+    sampled_logprobs=None,
+    importance="none",
+    importance_cap=2.0,
 ):
     """[B][T] lists -> float."""
     per_row = {}  # (level, row) -> token losses
@@ -82,7 +85,14 @@ def policy_loss(
                 continue
             ratio = math.exp(logprobs[b][t] - old_logprobs[b][t])
             a = advantages[b][t]
-            loss = -min(ratio * a, min(max(ratio, 1 - clip_low), 1 + clip_high) * a)
+            weight = 1.0
+            if importance != "none":
+                weight = math.exp(old_logprobs[b][t] - sampled_logprobs[b][t])
+                if importance == "truncated":
+                    weight = min(weight, importance_cap)
+                elif not 1 / importance_cap <= weight <= importance_cap:
+                    weight = 0.0
+            loss = -weight * min(ratio * a, min(max(ratio, 1 - clip_low), 1 + clip_high) * a)
             d = ref_logprobs[b][t] - logprobs[b][t]
             loss += kl_coef * (math.exp(d) - d - 1 if kl_estimator == "k3" else d * d / 2)
             level = levels[b][t] if level_reduction == "separate" else "joint"

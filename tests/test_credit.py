@@ -107,6 +107,14 @@ def test_every_penalty_of_a_turn_is_added_and_recorded() -> None:
     assert got.strategy_returns[0, 0].item() == 1.0  # outcomes without the turns' penalties
 
 
+def test_tokens_that_are_not_trained_are_long_all_the_same() -> None:
+    """9 of 10 tokens were sampled, of which 5 stood behind the first action."""
+    one = make_trajectory(1.0, (4,))
+    one = replace(one, turns=(replace(one.turns[0], num_cut=5),))
+    got = credit(configure(reward={"length_penalty": True}), [[one, make_trajectory(0.0, (2,))]] * 2)
+    assert got.turn_length_penalties[0, 0, 0].tolist() == pytest.approx([-0.8])
+
+
 def test_penalties_of_a_strategy_come_after_the_mean() -> None:
     strategies = [make_strategy(num_tokens=9), make_strategy(parsed=False)]
     config = configure(reward={"format_penalty": 0.5, "length_penalty": True})

@@ -147,15 +147,11 @@ def test_citation_is_complete_yaml() -> None:
         "arXiv:2605.06642",
         "arXiv:2603.02045",
     ]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for cited in citation["references"]:
-        assert cited["title"] in " ".join(readme.split())
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_links_between_files_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8")):
-        assert (path.parent / target).exists(), target
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").translate({ord(c): None for c in "{}"}).split())
+    for cited in citation["references"]:  # its BibTeX, in whose braces capital letters are kept
+        assert cited["title"] in readme
+        assert cited["identifiers"][0]["value"] in readme
+        assert [f"{a['family-names']}, {a['given-names']}" in readme for a in cited["authors"]].count(False) == 0
 
 
 @dataclasses.dataclass

@@ -8,7 +8,15 @@ import reference
 import torch
 from reference import T
 
-from hsg.losses import AGGREGATIONS, LEVEL_REDUCTIONS, count_denominators, finish_metrics, merge_metrics, policy_loss
+from hsg.losses import (
+    AGGREGATIONS,
+    LEVEL_REDUCTIONS,
+    count_denominators,
+    finish_metrics,
+    importance_weights,
+    merge_metrics,
+    policy_loss,
+)
 
 B = 6
 COMBINATIONS = list(itertools.product(AGGREGATIONS, LEVEL_REDUCTIONS))
@@ -173,7 +181,75 @@ def test_loss_equals_loops(batch, aggregation, level_reduction, kl_estimator):
     close(actual, reference.policy_loss(mask=mask, level_weights=(0.7, 1.9), **lists, **options))
 
 
+@pytest.mark.parametrize(("aggregation", "level_reduction"), COMBINATIONS)
+@pytest.mark.parametrize("importance", ["truncated", "masked"])
+def test_weighed_loss_equals_loops(batch, aggregation, level_reduction, importance):
+    batch["sampled_logprobs"] = batch["old_logprobs"] + torch.randn(
+        B, T, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    options = {
+        "clip_low": 0.1,
+        "clip_high": 0.25,
+        "kl_coef": 0.3,
+        "kl_estimator": "k3",
+        "aggregation": aggregation,
+        "level_reduction": level_reduction,
+        "token_limit": 11,
+        "importance": importance,
+        "importance_cap": 1.5,
+    }
+    actual, _, metrics = loss_and_gradient(batch, **options, strategy_weight=0.7, action_weight=1.9)
+    assert 0.2 < finish_metrics(metrics)["importance_cut"] < 0.9  # both sides of the cap are there
+    lists = {name: value.tolist() for name, value in batch.items() if name != "entropy"}
+    mask = lists.pop("response_mask")
+    close(actual, reference.policy_loss(mask=mask, level_weights=(0.7, 1.9), **lists, **options))
+
+
 # --------------------------------------------------------------------------------------------------------- properties
+
+
+@pytest.mark.parametrize(
+    ("gap", "truncated", "masked"),
+    [
+        (0.0, 1.0, 1.0),
+        (math.log(1.9), 1.9, 1.9),
+        (math.log(2.1), 2.0, 0.0),  # past the cap: cut, or left out
+        (math.log(1 / 1.9), 1 / 1.9, 1 / 1.9),
+        (math.log(1 / 2.1), 1 / 2.1, 0.0),  # a token the trainer finds rare has a small weight, or none
+        (1000.0, 2.0, 0.0),
+        (-1000.0, 0.0, 0.0),
+        (math.inf, 2.0, 0.0),
+    ],
+)
+def test_importance_weights_by_hand(gap, truncated, masked):
+    close(importance_weights(tensor([gap]), "truncated", 2.0), [truncated])
+    close(importance_weights(tensor([gap]), "masked", 2.0), [masked])
+
+
+@pytest.mark.parametrize("importance", ["truncated", "masked"])
+def test_a_gap_counts_once(batch, importance):
+    """As a constant weight of the first gradient, -w A / tokens: neither in the ratio, nor in the clip, nor in the KL."""
+    mask = batch["response_mask"]
+    gap = torch.randn(B, T, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    batch["old_logprobs"] = batch["logprobs"]
+    batch["sampled_logprobs"] = batch["logprobs"] - gap
+    _, gradient, metrics = loss_and_gradient(batch, level_reduction="joint", importance=importance)
+    weight = importance_weights(gap, importance, 2.0)
+    close(gradient, torch.where(mask, -weight * batch["advantages"], 0.0) / mask.sum())
+    finished = finish_metrics(metrics)
+    assert finished["clip_fraction"] == 0.0
+    assert finished["ratio"] == 1.0
+    assert finished["approx_kl"] == 0.0
+    assert finished["importance"] == pytest.approx(weight[mask].mean().item())
+
+
+@pytest.mark.parametrize("importance", ["truncated", "masked"])
+def test_a_sampler_without_a_gap_changes_no_bit(batch, importance):
+    loss, gradient, _ = loss_and_gradient(batch)
+    batch["sampled_logprobs"] = batch["old_logprobs"]
+    weighed, its_gradient, _ = loss_and_gradient(batch, importance=importance)
+    assert torch.equal(loss, weighed)
+    assert torch.equal(gradient, its_gradient)
 
 
 def test_first_update_has_the_gradient_of_the_policy_gradient(batch):

@@ -1,14 +1,19 @@
 """README and the tree of docs/architecture.md keep their word: complete, links lead somewhere, options exist."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hsg import check_environment
 from hsg.config.loading import _all_keys
+from hsg.experiments.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TREE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Files")[1].split("```")[1]
 
 
@@ -37,10 +42,83 @@ def test_duties_are_short():
     assert [duty for duty in duties if len(duty.split()) > 9] == []
 
 
-def test_links_lead_somewhere():
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
-    assert len(targets) > 5
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: small letters, no signs, - for a blank, a number if repeated."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        found[anchor] = found.get(anchor, -1) + 1
+    return {f"{anchor}-{n}" if n else anchor for anchor, times in found.items() for n in range(times + 1)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_and_anchors_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"(?<=\]\()(?!https?://)([^)#\s]*)(?:#([^)\s]+))?(?=\))", re.sub(r"`[^`\n]*`", "`", text))
+    assert targets or path.name not in ("README.md", "commands.md")
+    for target, anchor in targets:
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
+
+
+def test_anchors_are_made_as_on_github(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# The `run` folder: a, b\n## Same\n```\n# no heading\n```\n## Same\n## [A link](x.md) -- 3.5 %\n")
+    assert anchors(page) == {"the-run-folder-a-b", "same", "same-1", "a-link----35-"}
+
+
+def test_readme_is_one_screen_and_one_page():
+    assert len(README.split()) <= 1200
+    assert [line for line in README.splitlines() if len(line) > 120] == []
+    picture = ROOT / "docs" / "viewer.png"
+    assert "](docs/viewer.png)" in README[:3000], "the picture stands on the first screen or just below"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 250_000
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.name in ("README.md", "commands.md")], ids=str)
+def test_commands_that_are_named_exist(path):
+    text = path.read_text(encoding="utf-8")
+    rules = re.findall(r"^([a-z][a-z0-9 -]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    studies = {study.stem for study in (ROOT / "experiments" / "studies").glob("ablate-*.yaml")}
+    named = set(re.findall(r"(?:`|^\$ |^)make ([a-z-]+)", text, re.MULTILINE))
+    assert len(named) > 4
+    assert sorted(named - {name for rule in rules for name in rule.split()} - studies) == []
+    words = set(re.findall(r"(?:`|^\$ |^)hsg ([a-z-]+)", text, re.MULTILINE))
+    assert len(words) > 2
+    assert sorted(words - set(COMMANDS)) == []
+
+
+def test_figures_of_readme_stand_in_the_results():
+    """Nothing is said in README alone: every figure of its table is one of docs/results.md."""
+    table = README.split("## Results")[1].split("## ")[0]
+    figures = set(re.findall(r"\b\d\.\d{2,}\b", table))
+    assert len(figures) > 8
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert sorted(figure for figure in figures if figure not in results) == []
+
+
+def test_twelve_lines_train_on_an_environment(tmp_path, monkeypatch, guesser_folder):
+    """As they stand, but two iterations of a model that plays in seconds: it guesses at random, so there is something to learn."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 13, "an import and twelve lines"
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "guess"}
+    replaced = {'"smollm2"}': f'{str(guesser_folder)!r}}}, "prompts": {{"style": "terse"}}', "20}": "2}"}
+    for given, small in replaced.items():
+        assert code.count(given) == 1
+        code = code.replace(given, small)
+    exec(code, names)
+    metrics = [json.loads(line) for line in (tmp_path / "runs" / "guess" / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == names["config"].train.iterations
+    assert any(line["update/grad_norm"] > 0 for line in metrics)
+    said = check_environment(names["Numbers"]())  # README shows what it says
+    assert len(said) == 1
+    assert said[0].startswith("splits: an unknown split must raise a ValueError")
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "Makefile"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -259,9 +260,9 @@ def test_judge_on_the_cache_equals_a_fresh_prompt(guesser: Policy, temperature: 
             asked.extend(decoder.rows[row] for row in rows)
             for episode, row, judgment in zip(episodes, rows, said, strict=True):
                 text = self.prompts.judgment(episode.observation, len(episode.turns))
-                question = self.chat.next_user(text, closed=episode.conversation.closed)
+                question = self.chat.next_user(text, last=episode.conversation.last)
                 stem = episode.conversation.ids[: episode.turns[-1].stop + 1] + question
-                at = episode.turns[-1].stop + (0 if episode.conversation.closed else 1)
+                at = episode.turns[-1].stop + (0 if episode.conversation.last == self.chat.end_id else 1)
                 assert stem[at] == self.chat.end_id
                 assert decoder.rows[row][: len(stem)] == stem
                 fresh = Decoder(self.model, self.chat.stop_ids, [stem], use_cache=False)
@@ -316,6 +317,34 @@ def test_rollouts_and_judges_decode_as_their_model_can(
     play(guesser, configure(), make_judge=self_judge(guesser, on_cache=False))
     assert len(made) > 2
     assert set(made) == {(cache != "off", cache == "steps")}
+
+
+@pytest.mark.parametrize("text", ["<think>Not <judgment>[1]</judgment>, since", "<judgment>[1]</judgment>"])
+def test_a_judgment_that_is_only_thought_flags_nothing(
+    monkeypatch: pytest.MonkeyPatch, guesser: Policy, text: str
+) -> None:
+    """M8: the thought was cut off; the second text counts unless the template's header has opened one."""
+    for thinking in ("", "<think>"):
+        chat = copy.copy(guesser.chat)
+        chat.thinking = thinking
+        said = [*chat.encode(text), chat.end_id]
+
+        class Reader(ScriptedDecoder):
+            rows_made = 0
+            script = staticmethod(lambda r, n, said=said: (said, True))
+
+        monkeypatch.setattr(hsg.strategy.judge, "Decoder", Reader)
+        thinker = replace(guesser, chat=chat)
+        make = self_judge(thinker, on_cache=False)
+
+        def long_judge(rollout: Rollout, make: Callable[[Rollout], Judge] = make) -> Judge:
+            judge = make(rollout)
+            judge.config = replace(judge.config, max_tokens=60)
+            return judge
+
+        _, judgments = play(guesser, configure(streams=1), make_judge=long_judge, num_tasks=1)
+        counts = not thinking and not text.startswith("<think>")
+        assert {(j.flagged, j.parsed) for j in judgments} == {((0,), True) if counts else ((), False)}
 
 
 @pytest.mark.parametrize("context", ["conversation", "window"])

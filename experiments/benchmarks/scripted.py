@@ -30,9 +30,10 @@ from hsg.text.chat import ChatFormat
 class ToolChat(ChatFormat):
     """The first turn with the template's list of tools, every later one as a tool's answer."""
 
-    def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
-        super().__init__(tokenizer, stop_ids)
-        self._before, self._after = tokenizer.decode(w.suffix_ids(tokenizer, "MARK")).split("MARK")
+    def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = (), date: str | None = None) -> None:
+        super().__init__(tokenizer, stop_ids, date)
+        before, self._template.after = tokenizer.decode(w.suffix_ids(tokenizer, "MARK")).split("MARK")
+        self._template.between = tokenizer.decode([self.end_id]) + before
 
     def prompt(self, text: str) -> list[int]:
         return w.prompt_ids(self.tokenizer, text)

@@ -9,21 +9,24 @@ A checkpoint is held against its checksums first.  Deliberately absent: falling 
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
 import re
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hsg.config.checks import require, require_folder_there
 from hsg.config.loading import is_resolved, load_config, read_yaml, to_dict
 from hsg.config.options import Config
-from hsg.model.models import resolve_model
+from hsg.model.folder import resolve_model
+from hsg.model.models import load_tokenizer
 from hsg.run.checkpoint import damage
 from hsg.run.files import folder_digest
+from hsg.text.chat import CLOCK
 
 NOT_PLAYED = (
     "num_tasks", "num_strategies", "num_rollouts", "sigma", "delta", "kappa", "run", "train", "optimizer", "update",
@@ -53,8 +56,8 @@ def asked_of(given: str, options: Namespace, out: Path | None) -> Evaluation:
     if options.config is None and own_config is not None:
         _check_whole(own_config)
     path = options.config or own_config
-    config = load_config(path, overrides_of(options, path))
-    identity = identity_of(model)
+    config, identity = load_config(path, overrides_of(options, path)), identity_of(model)
+    config = _dated(config, model)
     splits = list(dict.fromkeys(options.split or [config.evaluation.split]))
     settings = {split: settings_of(config, model, identity, split, options.strategies) for split in splits}
     outs = {
@@ -62,6 +65,19 @@ def asked_of(given: str, options: Namespace, out: Path | None) -> Evaluation:
         for split in splits
     }
     return Evaluation(model, config, settings, outs)
+
+
+def _dated(config: Config, model: str) -> Config:
+    """With today's date where the chat template writes it into its prompts: samples of two days are not of one kind."""
+    if config.prompts.date is not None or "gguf_file" in resolve_model(model)[1]:  # a wheel's template asks no clock
+        return config
+    try:
+        tokenizer = load_tokenizer(model, trust_remote_code=config.model.trust_remote_code)
+    except ValueError:
+        return config  # refused where the model is loaded, in its turn: what costs less is checked before
+    if CLOCK not in str(tokenizer.chat_template):
+        return config
+    return replace(config, prompts=replace(config.prompts, date=datetime.date.today().isoformat()))
 
 
 def find_model(given: str) -> tuple[str, Path | None]:

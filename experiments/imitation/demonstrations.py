@@ -308,7 +308,7 @@ class _Writer:
         self._max_length, self._window_turns = max_length, window_turns
         # The same words come back in thousands of turns, and encoding is most of the cost of a row.
         self._prompt, self._reply = functools.cache(form.prompt), functools.cache(form.reply)
-        self._next_user = functools.cache(functools.partial(form.next_user, closed=True))
+        self._next_user = functools.cache(functools.partial(form.next_user, last=form.end_id))
 
     def _one(self, item: Played, prompt: str, answer: str, form: str) -> list[Row]:
         ids, reply = self._prompt(prompt), self._reply(answer)

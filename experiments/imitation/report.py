@@ -194,7 +194,7 @@ def _judge_cases(
         max_new_tokens=[config.judge.max_tokens] * len(asked),
     )
     read = [
-        parse_judgment(policy.chat.decode(answer.ids), len(item.actions))
+        parse_judgment(policy.chat.decode(answer.ids), len(item.actions), thinking=policy.chat.thinking)
         for answer, (_, item) in zip(answers, asked, strict=True)
     ]
     pairs = [(set(turns or ()), set(item.wasted)) for turns, (_, item) in zip(read, asked, strict=True)]

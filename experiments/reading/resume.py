@@ -20,7 +20,6 @@ from hsg.config.checks import require_folder_there
 from hsg.config.loading import load_config, to_dict
 from hsg.config.options import Config, RunConfig
 from hsg.experiments.reading.curves import read_objects
-from hsg.run.checkpoint import newest_checkpoint, read_state
 from hsg.run.locks import lock
 from hsg.run.tracking import FINISHED
 
@@ -71,12 +70,18 @@ def find_run(config: Config, resume: str) -> Resumed | None:
                 f"run.name must be that of a run where it is resumed, got {str(folder)!r} without config.yaml; name another"
             )
         return Resumed(folder, None, {}, False)  # killed before its first word
+    config = same_date(config, folder)
     changed = list(_changes(to_dict(load_config(folder / "config.yaml")), to_dict(config)))
     if refused := [line for key, line in changed if not key.startswith(MAY_CHANGE)]:
         raise ValueError(
             f"the configuration must be that of {folder} to resume it, got {'; '.join(refused[:3])}; "
             "start another run under another run.name"
         )
+    from hsg.run.checkpoint import (  # torch: not before a configuration is known to be right
+        newest_checkpoint,
+        read_state,
+    )
+
     lock(folder).close()  # asked on behalf of all ranks; the run folder takes it for good
     checkpoint = newest_checkpoint(folder, NEEDS)
     if checkpoint is None and any((folder / "checkpoints").glob("iteration_*")):
@@ -89,6 +94,14 @@ def find_run(config: Config, resume: str) -> Resumed | None:
     # A run that was to last longer by now is not finished.
     finished = _asked(folder / FINISHED) == to_dict(config.train)
     return Resumed(folder, checkpoint, state, finished)
+
+
+def same_date(config: Config, folder: Path) -> Config:
+    """The configuration with the date that the run's prompts have shown so far, unless it says one itself."""
+    if config.prompts.date is not None or not (folder / "config.yaml").is_file():
+        return config
+    date = load_config(folder / "config.yaml").prompts.date
+    return replace(config, prompts=replace(config.prompts, date=date))
 
 
 def _check_logs(folder: Path, state: Mapping[str, Any]) -> None:

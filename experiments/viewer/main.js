@@ -238,6 +238,7 @@ async function boot() {
     document.addEventListener("keydown", onkey);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page?.redraw?.());
     render();
+    if (state.tab === "episodes") tasks.reveal(); // of a link that names a late one
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
     $("#main").replaceChildren(el("p", { class: "loading" }, `The page could not be read: ${error.message}`));

@@ -25,7 +25,7 @@ import yaml
 from hsg.config.algorithms import ALGORITHMS, IMPLIED, USED_WHEN
 from hsg.config.checks import require
 from hsg.config.options import Config, EnvironmentConfig
-from hsg.crediting.estimators import ESTIMATORS
+from hsg.crediting.names import ESTIMATOR_NAMES
 
 
 def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -60,7 +60,7 @@ def make_config(given: Mapping[str, Any]) -> Config:
     _merge(nested, given)
     _claim_environment_section(nested)
     config = _build(Config, nested, "")
-    _check_name("advantage.estimator", config.advantage.estimator, ESTIMATORS)
+    _check_name("advantage.estimator", config.advantage.estimator, ESTIMATOR_NAMES)
     return config
 
 

@@ -5,12 +5,20 @@ Deliberately absent: config objects that know how to build things, options that 
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hsg.config.checks import require
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except (TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,12 @@ class PromptsConfig:
     style: Literal["full", "terse"] = "full"  # full: instructions for a large model; terse: for the nano model
     format: Literal["tags", "coding", "langr", "androidworld", "appworld"] = "tags"  # what stands around an action
     markers: dict[str, str] = field(default_factory=dict)  # replaces single marks of the format (markers.py)
+    action_block: Literal["first", "last"] = "last"  # of several actions; first: what is behind it is not trained
+    date: str | None = None  # YYYY-MM-DD for a chat template that asks the clock; None: the day the run begins
     templates: dict[str, str] = field(default_factory=dict)  # name -> text, replaces one template
+
+    def __post_init__(self) -> None:
+        require(self.date is None or _is_date(self.date), "prompts.date", "a date as YYYY-MM-DD, or null", self.date)
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ class RolloutConfig:
     weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
     env_retries: int = 0  # how often a rollout that its environment breaks is played again
     logprobs: Literal["auto", "sampled", "recomputed"] = "auto"  # whose the old ones are (Learner.settle_logprobs)
-    max_logprob_gap: float | None = None  # nats, sampler against training forward; None: 1e-3, in bfloat16 0.1
+    max_logprob_gap: float | None = None  # nats, mean, sampler against training forward; None: by its rounding (gap.py)
 
     def __post_init__(self) -> None:
         names = ("max_turns", "iterations_per_stage", "max_action_tokens", "env_threads", "streams", "max_cache_tokens")
@@ -199,8 +212,8 @@ class RewardConfig:
         "outcome"  # a turn's reward: the outcome at the last one | its share of the gains
     )
     format_penalty: float = 0.0  # size of the penalty when the tags cannot be parsed
-    length_penalty: bool = False
-    length_penalty_start: float = 0.5  # share of the token limit from which it grows, to -1 at the limit
+    length_penalty: bool = False  # of responses near their limit: rollout.max_action_tokens, strategy.max_tokens
+    length_penalty_start: float = 0.5  # share of that limit from which it grows, to -1 at the limit
     scale: float = 1.0  # outcomes are multiplied by it before anything else
     invalid_action_penalty: float = 0.0  # size of the penalty of a turn that the environment did not understand
 
@@ -302,6 +315,10 @@ class LossConfig:
     kl_coef: float = 0.0
     kl_estimator: Literal["k3", "k2", "k1"] = "k3"  # k1 is refused, with its reason
     token_limit: int | None = None  # divisor of seq-mean-token-sum-norm; None: the token limit of a row
+    # What is done about a sampler whose log-probs are not the training forward's: weigh each token by e^gap, cut at the
+    # cap (TIS) or left out past it, either way (IcePop). auto: truncated in bfloat16, else none.
+    importance: Literal["auto", "none", "truncated", "masked"] = "auto"  # weights of off-policy tokens (gap.py)
+    importance_cap: float = 2.0  # largest weight; masked: its inverse is the smallest
 
     def __post_init__(self) -> None:
         remedy = "its gradient in a loss does not depend on the reference; k1 is for rewards"
@@ -311,6 +328,7 @@ class LossConfig:
             require(getattr(self, name) >= 0, f"loss.{name}", ">= 0", getattr(self, name))
         require(self.clip_high > 0, "loss.clip_high", "> 0", self.clip_high)
         require(self.token_limit is None or self.token_limit >= 1, "loss.token_limit", ">= 1 or null", self.token_limit)
+        require(1 < self.importance_cap < 1e6, "loss.importance_cap", "> 1 and < 1e6", self.importance_cap)
 
 
 @dataclass(frozen=True)
@@ -548,6 +566,10 @@ class Config:
         if self.advantage.estimator == "gigpo":
             rule = "turn with the estimator gigpo"
             require(self.advantage.unit == "turn", "advantage.unit", rule, self.advantage.unit, "states are of turns")
+        if self.loss.importance in ("truncated", "masked"):
+            rule = "auto or recomputed where loss.importance weighs and an iteration has several optimizer steps"
+            remedy = "the gap would count twice, as a weight and in the ratio"
+            require(self.knows_trainer_logprobs, "rollout.logprobs", rule, self.rollout.logprobs, remedy)
         if self.update.minibatch_turns is not None:
             require(self.rollout.context == "window", "update.minibatch_turns", "null in conversation context",
                      self.update.minibatch_turns, "use update.minibatch_trajectories")  # fmt: skip
@@ -563,3 +585,26 @@ class Config:
         if self.strategy.per == "episode":
             return self.num_strategies, self.num_rollouts
         return 1, self.num_strategies * self.num_rollouts
+
+    @property
+    def one_step(self) -> bool:
+        """Whether each iteration is one optimizer step, in which every ratio is 1."""
+        num_strategies, num_rollouts = self.group_shape
+        trajectories = self.num_tasks * num_strategies * num_rollouts
+        update = self.update
+        return (
+            update.epochs == 1
+            and update.minibatch_turns is None
+            and (update.minibatch_trajectories or trajectories) >= trajectories
+        )
+
+    @property
+    def recomputes_logprobs(self) -> bool:
+        """Whether the training forward scores an iteration's rows before its update (`Learner.settle_logprobs`)."""
+        mode = self.rollout.logprobs
+        return mode == "recomputed" or (mode == "auto" and not self.one_step)
+
+    @property
+    def knows_trainer_logprobs(self) -> bool:
+        """Whether the training forward's log-probs before the update are known: recomputed, or those of the one step."""
+        return self.recomputes_logprobs or self.one_step

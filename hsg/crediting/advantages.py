@@ -5,9 +5,10 @@
 
     A = (R - mean) / (std + eps)        StraTA (arXiv 2605.06642), strategy group = axis N, rollout group = axis M
 
-Everything is computed and returned in float64, without gradient.  A group is an axis; leading axes are free, so a
-flat baseline (GRPO) is the same call with N = 1 and its N*M rollouts on the M axis.  `valid` and `turn_mask` are True
-(or non-zero) where a value counts; what stands elsewhere is never read, NaN included.  Deliberately absent:
+Everything but `entropy_advantages`, which the update calls, is computed and returned in float64, without gradient.  A
+group is an axis; leading axes are free, so a flat baseline (GRPO) is the same call with N = 1 and its N*M rollouts on
+the M axis.  `valid` and `turn_mask` are True (or non-zero) where a value counts; what stands elsewhere is never read,
+NaN included.  Deliberately absent:
   1. groups found by text or id: structure is an axis until `batch.py` flattens it;
   2. a group of equal values told by its std: eight float32 rewards of 0.7 have std 6e-8, so we test max - min == 0;
   3. rewards: what an environment paid is in the record, untouched.
@@ -263,3 +264,15 @@ def _penalties(penalties: Tensor, mask: Tensor) -> Tensor:
     if (penalties > 0).any():
         raise ValueError(f"penalties must be <= 0, got {penalties.max().item()}; they are added to the return")
     return penalties
+
+
+def entropy_advantages(advantages: Tensor, entropy: Tensor | None, bonus: float, cap: float) -> Tensor:
+    """EntropyAdv (arXiv 2506.14758): A + min(bonus * H, cap * |A|), H without gradient.
+
+    advantages, entropy (B, T-1), entropy in nats at the sampled temperature -> (B, T-1); an advantage of 0 stays 0.
+    """
+    if bonus == 0:
+        return advantages
+    if entropy is None:
+        raise ValueError(f"entropy must be given with an entropy bonus of {bonus}, got None; pass it or set it to 0")
+    return advantages + torch.minimum(bonus * entropy.detach().to(advantages.dtype), cap * advantages.abs())

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hsg.crediting.advantages import group_advantages, turn_advantages
+from hsg.crediting.names import ESTIMATOR_NAMES
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +64,6 @@ class Estimate:
 Estimator = Callable[[Turns, Any], Estimate]
 ESTIMATORS: dict[str, Estimator] = {}
 """Name -> function of the turns and the whole configuration."""
-NEEDS_VALUES: set[str] = set()
-"""Those that read `Turns.values`; a run with one of them trains a critic."""
 
 
 def estimator(name: str, *, needs_values: bool = False) -> Callable[[Estimator], Estimator]:
@@ -74,9 +73,7 @@ def estimator(name: str, *, needs_values: bool = False) -> Callable[[Estimator],
     """
 
     def register(function: Estimator) -> Estimator:
-        ESTIMATORS[name] = function
-        if needs_values:
-            NEEDS_VALUES.add(name)
+        ESTIMATORS[name], ESTIMATOR_NAMES[name] = function, needs_values
         return function
 
     return register

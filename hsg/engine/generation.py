@@ -33,7 +33,7 @@ from transformers import GenerationConfig
 from hsg.engine.attention import masked_attention
 from hsg.engine.cache import RowCache
 from hsg.engine.layout import common_prefix
-from hsg.engine.precision import autocast
+from hsg.engine.precision import autocast, compute_weights
 from hsg.engine.reach import masks_itself, row_masks
 from hsg.engine.states import StateCache, has_states
 from hsg.text.markers import SegmentEnd
@@ -133,7 +133,7 @@ class Decoder:
             self._has_states = has_states(model)
             make = functools.partial(StateCache, model) if self._has_states else RowCache
             self.cache = make(len(prompts), self._config.num_hidden_layers, capacity, self.device, limit)
-            with torch.no_grad(), autocast(model), masked_attention(model):
+            with torch.no_grad(), compute_weights(model), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
     def append(self, row: int, ids: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ class Decoder:
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
         masked = masked_attention(self.model) if self.use_cache else contextlib.nullcontext()
-        with torch.no_grad(), autocast(self.model), masked:
+        with torch.no_grad(), compute_weights(self.model), autocast(self.model), masked:
             return self.model.generate(
                 start,
                 attention_mask=torch.ones_like(start),
@@ -236,7 +236,8 @@ class Decoder:
         self.cache.aim([self._slot[r] for r in rows], where)
         self.cost.positions += len(rows) * width
         # Where no layer attends: such a model takes any mask it gets for that of padding.
-        mask = row_masks(self._config, where, self.cache.length, self.model.dtype) if self.cache.attends else None
+        dtype = getattr(self.model, "compute_dtype", self.model.dtype)
+        mask = row_masks(self._config, where, self.cache.length, dtype) if self.cache.attends else None
         more = {"attention_mask": mask, "use_cache": True, self._cache_name: self.cache}
         return self._logits(torch.tensor(ids, device=self.device), where, last, **more)
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from hsg.batch import Row, collate, microbatches, minibatches, row_layout, unit_keys
 from hsg.config.options import Config
 from hsg.credit import Credit, Signals
-from hsg.crediting.estimators import NEEDS_VALUES, Moments, merge_moments, moments
+from hsg.crediting.estimators import Moments, merge_moments, moments
+from hsg.crediting.names import ESTIMATOR_NAMES
 from hsg.engine.packing import packed_attention
 from hsg.engine.precision import autocast
 from hsg.engine.seeds import derive_seed, make_generator
@@ -44,7 +45,7 @@ class Companions:
 
     def __init__(self, config: Config, policy_model: Any, model_path: str | Path, distributed: Distributed) -> None:
         self.policy_model = policy_model
-        needs_values = config.advantage.estimator in NEEDS_VALUES
+        needs_values = ESTIMATOR_NAMES[config.advantage.estimator]
         self.critic = Critic(config, model_path, distributed) if needs_values else None
         self.novelty = Novelty(config, policy_model, distributed) if config.rnd.weight > 0 else None
 

@@ -45,7 +45,7 @@ def sample_measures(
     measures["distinct_outcomes"] = distinct_outcomes([[outcome_of(t) for t in row] for row in counted])
     measures["solved_share"] = _mean([any(t.success for t in row) for row in counted])
     turns = [turn for row in counted for t in row for turn in t.turns]
-    measures["tokens_per_turn"] = _mean([turn.num_tokens for turn in turns])
+    measures["tokens_per_turn"] = _mean([turn.num_sampled for turn in turns])
     measures["strategy_tokens_per_turn"] = _mean([turn.num_strategy_tokens for turn in turns])
     parts = [surprise(t) for row in counted for t in row]
     for place, name in enumerate(("strategy_entropy", "action_entropy")):

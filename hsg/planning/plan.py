@@ -13,12 +13,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hsg.config.arguments import Parser, refuse
 from hsg.config.checks import require
 from hsg.config.loading import load_config
 from hsg.config.options import Config
-from hsg.planning.architecture import Architecture, read_architecture
+from hsg.planning.architecture import read_architecture
 from hsg.planning.footprint import (
     Footprint,
     Lengths,
@@ -31,6 +32,7 @@ from hsg.planning.footprint import (
     setting_of,
     work,
 )
+from hsg.planning.sizes import Architecture
 
 GIB = 2**30
 MEANINGS = {
@@ -246,16 +248,25 @@ def _rates(tflops: float | None, bandwidth: float, setting: Setting) -> tuple[fl
     """(TFLOP/s, TB/s, both in words); no TFLOP/s where none are given and there is no GPU whose rate could be taken."""
     where = "as given"
     if tflops is None:
+        none = None, bandwidth, "this machine has no GPU to time; --tflops and --bandwidth say what yours achieve"
+        if not _may_have_gpu():
+            return none
         import torch
 
         from hsg.measure.speed import matmul_rate
         from hsg.ranks.distributed import has_accelerator
 
         if not (has_accelerator() and torch.cuda.is_available()):
-            return None, bandwidth, "this machine has no GPU to time; --tflops and --bandwidth say what yours achieve"
+            return none
         tflops = matmul_rate(torch.device("cuda"), torch.bfloat16 if setting.half else torch.float32) / 1e12
         where = "a matrix product on this machine's GPU; --tflops says another"
     return tflops, bandwidth, f"{tflops:.3g} TFLOP/s, {where}; {bandwidth:g} TB/s"
+
+
+def _may_have_gpu() -> bool:
+    """False where no driver has put its device there: then torch, which takes seconds to be asked, finds none either."""
+    devices = ("nvidia*", "kfd", "dxg")  # CUDA's, ROCm's, and that of Windows below a Linux
+    return sys.platform != "linux" or any(next(Path("/dev").glob(name), None) for name in devices)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from hsg.protocol import (
     check_step,
 )
 from hsg.text.chat import ChatFormat, Conversation
-from hsg.text.markers import parse_action, parse_turn_strategy
 from hsg.text.prompts import Prompts
 from hsg.types import Reflection, Tokens, Trajectory, Turn
 
@@ -182,7 +181,7 @@ class Episode:
             self._prompt_length = len(ids)
         else:
             text = self.prompts.next_action(turn, self.observation, self.admissible)
-            ids = self.chat.next_user(text, closed=self.conversation.closed)
+            ids = self.chat.next_user(text, self.conversation.last)
             if len(self.conversation) + len(ids) >= context_limit:
                 self._end(StopReason.CONTEXT_FULL)
                 return None
@@ -211,19 +210,21 @@ class Episode:
         """Tokens of the trajectory so far, its first prompt not counted (in window context: what was sampled)."""
         assert self.conversation is not None
         if self.config.context == "window":
-            return sum(turn.num_tokens for turn in self.turns)
+            return sum(turn.num_sampled for turn in self.turns)
         return len(self.conversation) - self._prompt_length
 
-    def receive(self, sampled: Sampled, token_limit: int) -> None:
-        """Take a response: parse it, send its action, remember the turn."""
+    def receive(self, sampled: Sampled) -> None:
+        """Take a response: read it, send its action, remember the turn."""
         assert self.conversation is not None
-        start, stop = self.conversation.append_response(
-            sampled.ids, sampled.logprobs, sampled.temperatures, closed=sampled.closed
-        )
         text = self.chat.decode(sampled.ids)
-        action = parse_action(text, self.prompts.markers)
+        read = self.prompts.read(text, thinking=self.chat.thinking)
+        whole = read.end == len(text)  # its stop token included
+        num_kept = len(sampled.ids) if whole else self.chat.reach(sampled.ids, read.end)
+        start, stop = self.conversation.append_response(
+            sampled.ids, sampled.logprobs, sampled.temperatures, num_kept=num_kept
+        )
         per_turn = self.prompts.per_turn
-        strategy = parse_turn_strategy(text, self.prompts.markers) if per_turn else None
+        strategy = read.strategy if per_turn else None
         row = 0
         if self.config.context == "window":
             row = len(self.rows)
@@ -232,21 +233,23 @@ class Episode:
             Turn(
                 self.observation,
                 text,
-                action,
+                read.action,
                 0.0,
                 False,
                 not sampled.closed,
                 row,
                 start,
                 stop,
-                token_limit,
+                self.config.max_action_tokens,
                 strategy=strategy,
-                num_strategy_tokens=sampled.num_first,
+                num_strategy_tokens=min(sampled.num_first, num_kept),
                 strategy_missing=per_turn and strategy is None,
+                several_actions=read.num_actions > 1,
+                num_cut=len(sampled.ids) - num_kept,
             )
         )
-        if action is not None:
-            self._pending = self._pool.submit(self._act, action)
+        if read.action is not None:
+            self._pending = self._pool.submit(self._act, read.action)
             return
         self._parse_failures += 1
         self.observation = self.prompts.parse_error()
@@ -284,7 +287,7 @@ class Episode:
             rows = (
                 ()
                 if not self.turns or self.conversation is None
-                else (self.conversation.tokens(self.turns[-1].stop + 1),)
+                else (self.conversation.tokens(self.conversation.end),)
             )
         failed = self.stop_reason in FAULTS
         return Trajectory(

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hsg.config.options import DistributedConfig
+from hsg.engine.precision import compute_weights
 from hsg.model import sharding
 from hsg.model.lora import has_adapters, merged
 from hsg.ranks import stopping
@@ -92,14 +93,13 @@ class Distributed:
     def forwards(self, *models: Any, weights: str) -> Iterator[None]:
         """A phase without gradients in which ranks forward as often as they like (`rollout.weights`)."""
         sharded = [model for model in dict.fromkeys(models) if sharding.is_sharded(model)]
-        if not sharded:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(compute_weights(*models))
+            if sharded and weights == "gathered":
+                stack.enter_context(sharding.gathered(sharded))
+            elif sharded:
+                stack.enter_context(sharding.in_step(sharded, self.device))
             yield
-        elif weights == "gathered":
-            with sharding.gathered(sharded):
-                yield
-        else:
-            with sharding.in_step(sharded, self.device):
-                yield
 
     def equally_many(self, model: Any, parts: Iterable[T], filler: T) -> Iterator[T]:
         """This rank's micro-batches, and fillers where another rank has more of them and the model is sharded."""

@@ -33,7 +33,7 @@ def load_policy(
     """
     model, tokenizer = load_model(config.model, config.model.path if path is None else path, device)
     use_fit(model, find_fit(model, config, trains=trains))
-    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer))
+    chat = ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
 

@@ -178,9 +178,12 @@ def save_checkpoint(
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any, *, weights: dict[str, Tensor] | None = None) -> None:
-    """A folder that AutoModelForCausalLM.from_pretrained loads, tokenizer beside the weights."""
+    """A folder like the one that the model came from, tokenizer beside the weights; of a composite one the whole again."""
     folder.mkdir(parents=True)
-    model.save_pretrained(folder, safe_serialization=True, **({} if weights is None else {"state_dict": weights}))
+    if (whole := getattr(model, "whole", None)) is not None:
+        whole.save(folder, model, weights)
+    else:
+        model.save_pretrained(folder, safe_serialization=True, **({} if weights is None else {"state_dict": weights}))
     tokenizer.save_pretrained(folder)
 
 

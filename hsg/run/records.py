@@ -10,11 +10,12 @@
     credited   = its share of R (`reward.turns`: all at the last turn | scaled gains) + x
     return     = R + x (group, rloo) | return-to-go of `credited` (reinforce++, gigpo) | unwhitened advantage + value (gae)
 
-The penalties stand as numbers <= 0.  Only a run with a critic has `value` (before the turn's first token), only one with RND
-has `bonus`.  With `log.tokens` the last two kinds also carry ids, mask, old log-probs, temperatures and advantages, and the
-critic's `values`, all but the ids aligned with input_ids[1:].  With `advantage.unit: token` a turn's return and advantage are
-means over its tokens.  What is undefined is null (a return) or 0.0 (an advantage), never NaN.  Deliberately absent: the
-advantages after EntropyAdv's bonus, which are another in each optimizer step.
+The penalties stand as numbers <= 0; that of length follows from `num_tokens` sampled of `token_limit`.  Only a run with a
+critic has `value` (before the turn's first token), only one with RND has `bonus`.  With `log.tokens` the last two kinds also
+carry ids, mask, old log-probs, temperatures and advantages, and the critic's `values`, all but the ids aligned with
+input_ids[1:].  With `advantage.unit: token` a turn's return and advantage are means over its tokens.  What is undefined is
+null (a return) or 0.0 (an advantage), never NaN.  Deliberately absent: the advantages after EntropyAdv's bonus, which are
+another in each optimizer step.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def _strategy_record(
     record = {
         "kind": "strategy", **head, "strategy_index": n, "candidate_index": candidate, "text": strategy.text,
         "parsed": strategy.parsed, "prompt": strategy.prompt, "reflection": _reflection(strategy.reflection),
+        "num_tokens": strategy.num_tokens, "token_limit": strategy.token_limit,
         "return": _number(credit.strategy_returns[p, n].item()),
         "advantage": credit.strategy_advantages[p, n].item(),
         "format_penalty": credit.strategy_format_penalties[p, n].item(),
@@ -115,6 +117,8 @@ def _trajectory_record(
                 "action": turn.action,
                 "reward": turn.reward,
                 "valid": turn.valid,
+                "num_tokens": turn.num_sampled,
+                "token_limit": turn.token_limit,
                 "flagged": k in judgment.flagged,
                 "credited": credit.turn_rewards[place][k].item() if valid else 0.0,
                 "return": _number(credit.turn_returns[place][k].item()) if valid else None,
@@ -156,10 +160,13 @@ TOKEN_FIELDS = ("input_ids", "response_mask", "old_logprobs", "temperatures", "a
 def _token_record(tokens: Tokens, advantages: Tensor, trained: bool) -> dict[str, Any]:
     """The row's tokens; of a row that is not trained (a broken environment's) the mask is 0 everywhere."""
     mask = tokens.response_mask & trained
-    return {
+    record = {
         "input_ids": tokens.input_ids.tolist(),
         "response_mask": mask.long().tolist(),
         "old_logprobs": torch.where(mask, tokens.logprobs, 0.0).tolist(),
         "temperatures": torch.where(mask, tokens.temperatures, 1.0).tolist(),
         "advantages": advantages.tolist(),
     }
+    if tokens.trainer_logprobs is not None:
+        record["trainer_logprobs"] = torch.where(mask, tokens.trainer_logprobs, 0.0).tolist()
+    return record

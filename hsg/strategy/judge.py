@@ -52,8 +52,8 @@ class Judge:
             assert episode.conversation is not None and episode.turns, "only an episode that was played can be judged"
             if self.on_cache:
                 text = self.prompts.judgment(episode.observation, len(episode.turns))
-                question = self.chat.next_user(text, closed=episode.conversation.closed)
-                length = episode.turns[-1].stop + 1 + len(question)
+                question = self.chat.next_user(text, episode.conversation.last)
+                length = episode.conversation.end + len(question)
             else:
                 first = episode.first_observation or ""
                 question = self.chat.prompt(self.prompts.judgment_alone(first, episode.strategy, results(episode)))
@@ -81,6 +81,6 @@ class Judge:
             )
         for i, answer in zip(asked, answers, strict=True):
             text = self.chat.decode(answer.ids)
-            flagged = parse_judgment(text, len(episodes[i].turns))
+            flagged = parse_judgment(text, len(episodes[i].turns), thinking=self.chat.thinking)
             judgments[i] = Judgment(text, flagged or (), parsed=flagged is not None)
         return judgments

@@ -79,16 +79,16 @@ def propose(
         )
         for (i, _), response in zip(repeated, responses, strict=True):
             row = Conversation(asked[i])
-            row.append_response(response.ids, response.logprobs, response.temperatures, closed=response.closed)
+            row.append_response(response.ids, response.logprobs, response.temperatures)
             text = policy.chat.decode(response.ids)
-            parsed = parse_strategy(text)
+            parsed = parse_strategy(text, thinking=policy.chat.thinking)
             strategies[i].append(
                 Strategy(
                     text if parsed is None else parsed,
                     parsed is not None,
                     not response.closed,
                     row.tokens(),
-                    rooms[i],
+                    config.strategy.max_tokens,
                     prompt=texts[i],
                     reflection=shown[i],
                 )

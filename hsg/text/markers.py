@@ -7,17 +7,40 @@ SGE (arXiv 2603.02045) samples the strategy of a turn at one temperature and eve
 response.  So the end of the strategy has to be seen while the tokens come: `SegmentEnd` reads the text of one token after
 the other and knows the marker also where it begins in the middle of one token and ends in the middle of another.
 
+What is only thought counts for nothing: every parser reads the text without it, whether the thought was ever closed or not.
+
+    <think>Maybe <action>open trunk</action> would be a mistake</think> <action>look</action>
+    ------------------------- blanked, place by place ----------------- --- the only action ---
+
 Deliberately absent: a closing tag that is written by us instead of the policy (it would not be the policy's sample);
 markers outside ASCII (a token may hold half a character, and has no text of its own then).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hsg.config.checks import require
+
+THOUGHTS: tuple[tuple[str, str], ...] = (
+    ("<think>", "</think>"),  # DeepSeek R1, Qwen 3, SmolLM 3, GLM 4.5, Hunyuan, Phi 4 reasoning, Nemotron
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),  # taught by many recipes
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|channel|>analysis", "<|end|>"),  # gpt-oss
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+)
+"""What public models write around a thought."""
+
+ActionBlock = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
@@ -74,33 +97,110 @@ def make_markers(name: str, changes: Mapping[str, str]) -> Markers:
     return replace(MARKERS[name], **changes)
 
 
-def last_block(text: str, opening: str, closing: str) -> str | None:
-    """What stands in the last complete opening...closing, stripped; None where there is none."""
-    head, _, _ = text.rpartition(closing)
-    _, found, rest = head.rpartition(opening)
-    # A stray second closing mark is not part of what the first one closed.
-    return rest.partition(closing)[0].strip() if found else None
+def last_block(text: str, opening: str, closing: str, *, thinking: str = "") -> str | None:
+    """What stands in the last complete opening...closing outside thoughts, stripped; None where there is none."""
+    found = _blocks(_spoken(text, [(opening, closing)], thinking=thinking), opening, closing)
+    return found[-1][0] if found else None
 
 
-def parse_action(text: str, markers: Markers = MARKERS["tags"]) -> str | None:
-    """The action of a response, or None: no complete block, or an empty one. Of several blocks the last counts."""
-    if markers.action_end:
-        return last_block(text, markers.action, markers.action_end) or None
-    # Under a headline the action may itself hold the headline's words, as a comment in code: the first one counts.
-    return text.partition(markers.action)[2].strip() or None
+def parse_action(
+    text: str, markers: Markers = MARKERS["tags"], *, block: ActionBlock = "last", thinking: str = ""
+) -> str | None:
+    """The action of a response, or None: no complete block, or an empty one. Of several blocks the `block` one counts.
+
+    thinking  the mark of a thought (of `THOUGHTS`) that the prompt has opened already
+    """
+    return read_response(text, markers, block=block, thinking=thinking).action
 
 
-def parse_turn_strategy(text: str, markers: Markers = MARKERS["tags"]) -> str | None:
+def parse_turn_strategy(text: str, markers: Markers = MARKERS["tags"], *, thinking: str = "") -> str | None:
     """The strategy of a response that also holds an action: it ends where its temperature does, at the first end marker.
 
     None: there is no end marker, nothing before it that opens a strategy, or nothing in between.
     """
-    inside, end, _ = text.partition(markers.strategy_end)
+    return _turn_strategy(_spoken_of(text, markers, thinking), markers)
+
+
+@dataclass(frozen=True)
+class Response:
+    """What was read in the text of a response."""
+
+    action: str | None  # None: no complete block, or an empty one
+    strategy: str | None  # the turn's own, if there is one
+    num_actions: int  # complete blocks; 1 under a headline, which reaches to the end
+    end: int  # characters that count: with the first of several blocks, what stands behind it was invented
+
+
+def read_response(
+    text: str, markers: Markers = MARKERS["tags"], *, block: ActionBlock = "last", thinking: str = ""
+) -> Response:
+    """Action and strategy of a response, and where it ends; arguments as in `parse_action`."""
+    spoken = _spoken_of(text, markers, thinking)
+    if not markers.action_end:
+        # Under a headline the action may itself hold the headline's words, as a comment in code: the first one counts.
+        _, found, action = spoken.partition(markers.action)
+        return Response(action.strip() or None, _turn_strategy(spoken, markers), int(bool(found)), len(text))
+    blocks = _blocks(spoken, markers.action, markers.action_end)
+    if not blocks:
+        return Response(None, _turn_strategy(spoken, markers), 0, len(text))
+    action, end = blocks[-1 if block == "last" else 0]
+    if block == "last" or not text[end:].strip():  # a line end behind the action was not invented
+        end = len(text)
+    return Response(action or None, _turn_strategy(spoken[:end], markers), len(blocks), end)
+
+
+def _blocks(text: str, opening: str, closing: str) -> list[tuple[str, int]]:
+    """(what stands in it, stripped, and the place behind it) of every complete block, innermost ones only."""
+    # A stray second closing mark is not part of what the first one closed, nor an opening one of what came after it.
+    return [(m.group(1).strip(), m.end()) for m in re.finditer(_block(opening, closing), text, re.DOTALL)]
+
+
+def _block(opening: str, closing: str) -> str:
+    return f"{re.escape(opening)}((?:(?!{re.escape(opening)}).)*?){re.escape(closing)}"
+
+
+def _turn_strategy(spoken: str, markers: Markers) -> str | None:
+    inside, end, _ = spoken.partition(markers.strategy_end)
     opened = bool(end)
     if markers.strategy:
         _, opening, inside = inside.rpartition(markers.strategy)
         opened = opened and bool(opening)
     return inside.strip() or None if opened else None
+
+
+def _spoken_of(text: str, markers: Markers, thinking: str) -> str:
+    if not markers.action_end:
+        return _spoken(text, [(markers.strategy, markers.strategy_end)], headline=markers.action, thinking=thinking)
+    blocks = [(markers.strategy, markers.strategy_end), (markers.action, markers.action_end)]
+    return _spoken(text, blocks, thinking=thinking)
+
+
+def _spoken(text: str, blocks: Sequence[tuple[str, str]], *, headline: str = "", thinking: str = "") -> str:
+    """The text with spaces in place of its thoughts, closed or not, so that every place stays where it was.
+
+    A mark of thought inside a complete block, or under the headline, is the block's own text; marks that are also
+    markers of the format (appworld's) open no thought.
+    """
+    own = {headline, *(mark for pair in blocks for mark in pair)}
+    closing = {opening: end for opening, end in THOUGHTS if not own & {opening, end}}
+    opening = thinking if thinking in closing else ""
+    if not opening and not any(mark in text for mark in closing):
+        return text
+    literal = [re.escape(headline)] if headline else [_block(*pair) for pair in blocks if pair[0]]
+    marks = re.compile("|".join([*literal, *map(re.escape, closing)]), re.DOTALL)
+    spoken, begin, at = "", 0, 0  # text[begin:at] is part of the thought that is open
+    while True:
+        if opening:
+            end = text.find(closing[opening], at)
+            at = len(text) if end < 0 else end + len(closing[opening])
+            spoken += " " * (at - begin)
+        match = marks.search(text, at)
+        if match is None or match.group() == headline:
+            return spoken + text[at:]
+        opening = match.group() if match.group() in closing else ""
+        begin = match.start() if opening else match.end()
+        spoken += text[at:begin]
+        at = match.end()
 
 
 class SegmentEnd:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hsg.config.options import Config
-from hsg.text.markers import MARKERS, Markers, last_block, make_markers
+from hsg.text.markers import MARKERS, ActionBlock, Markers, Response, last_block, make_markers, read_response
 from hsg.text.markers import parse_action as parse_action  # every parser under one name
 from hsg.text.markers import parse_turn_strategy as parse_turn_strategy
 
@@ -122,12 +122,14 @@ _FIELD = re.compile(r"\{([a-z_]+)\}")
 class Prompts:
     """The templates of one run, filled in by name. Braces in the values are left alone.
 
-    per_turn  every response is to hold a strategy of its own before its action
+    per_turn      every response is to hold a strategy of its own before its action
+    action_block  which of several actions in one response counts
     """
 
     templates: Mapping[str, str]
     markers: Markers = MARKERS["tags"]
     per_turn: bool = False
+    action_block: ActionBlock = "last"
 
     @classmethod
     def make(
@@ -137,6 +139,7 @@ class Prompts:
         *,
         markers: Markers = MARKERS["tags"],
         per_turn: bool = False,
+        action_block: ActionBlock = "last",
     ) -> Prompts:
         """Templates of one style with some replaced. A replacement may only use the fields of what it replaces."""
         templates = {**STYLES[style], **(replace or {})}
@@ -152,14 +155,20 @@ class Prompts:
                 if used not in allowed:
                     known = ", ".join(sorted(allowed)) or "none"
                     raise ValueError(f"prompts.templates.{name} must use fields among {known}, got {{{used}}}")
-        return cls(templates, markers, per_turn)
+        return cls(templates, markers, per_turn, action_block)
 
     @classmethod
     def of(cls, config: Config) -> Prompts:
         """The prompts that a configuration describes. ValueError says which template or marker is wrong."""
         options = config.prompts
         markers = make_markers(options.format, options.markers)
-        return cls.make(options.style, options.templates, markers=markers, per_turn=config.strategy.per == "turn")
+        return cls.make(
+            options.style,
+            options.templates,
+            markers=markers,
+            per_turn=config.strategy.per == "turn",
+            action_block=options.action_block,
+        )
 
     def _fill(self, name: str, **values: object) -> str:
         return _FIELD.sub(
@@ -239,6 +248,10 @@ class Prompts:
             num_turns=len(turns),
         )
 
+    def read(self, text: str, *, thinking: str = "") -> Response:
+        """Action and strategy of a response; `thinking`: the mark of a thought that its prompt has opened already."""
+        return read_response(text, self.markers, block=self.action_block, thinking=thinking)
+
     def _ask(self, name: str, suffix: str = "") -> str:
         return self._fill(name + ("_turn" if self.per_turn else "") + suffix, **self._marks())
 
@@ -251,17 +264,18 @@ class Prompts:
         return "" if not actions else self._fill("admissible", actions=", ".join(actions))
 
 
-def parse_strategy(text: str) -> str | None:
-    """The strategy of the whole episode in a response, or None: no complete block, or an empty one."""
-    return last_block(text, "<strategy>", "</strategy>") or None
+def parse_strategy(text: str, *, thinking: str = "") -> str | None:
+    """The strategy of the whole episode in a response, or None: no complete block outside thoughts, or an empty one."""
+    return last_block(text, "<strategy>", "</strategy>", thinking=thinking) or None
 
 
-def parse_judgment(text: str, num_turns: int) -> tuple[int, ...] | None:
+def parse_judgment(text: str, num_turns: int, *, thinking: str = "") -> tuple[int, ...] | None:
     """0-based turns that a judgment lists (1-based in the text), ascending, out-of-range numbers dropped.
 
     Of several blocks the last counts. None: no complete block, or something in it that is no list of whole numbers.
+    thinking  as in `markers.parse_action`
     """
-    inside = last_block(text, "<judgment>", "</judgment>")
+    inside = last_block(text, "<judgment>", "</judgment>", thinking=thinking)
     if inside is None:
         return None
     if inside.startswith("[") and inside.endswith("]"):

@@ -50,7 +50,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("critic.value_clip", [0], [0.1, None]), ("critic.epochs", [0], [1]), ("critic.max_grad_norm", [0], [1]),
     ("rnd.weight", [-1], [0]), ("rnd.hidden_size", [0], [1]), ("rnd.output_size", [0], [1]), ("rnd.lr", [0], [1]),
     ("rnd.epochs", [0], [1]), ("train.max_environment_turns", [0], [1, None]),
-    ("loss.clip_low", [0, 1.1], [1]), ("loss.clip_high", [0], [5]), ("loss.strategy_weight", [-1], [0]),
+    ("loss.clip_low", [0, 1.1], [1]), ("loss.clip_high", [0], [5]), ("loss.importance_cap", [1, 1e6], [1.5, 10]), ("loss.strategy_weight", [-1], [0]),
     ("loss.action_weight", [-1], [0]), ("loss.kl_coef", [-1], [0]), ("loss.token_limit", [0], [1, None]),
     ("update.epochs", [0], [1]), ("update.microbatch_tokens", [0], [1]),
     ("update.minibatch_trajectories", [0], [1, None]), ("update.minibatch_turns", [0], [None]),
@@ -328,10 +328,13 @@ def test_config_is_frozen() -> None:
         ("rollout: {max_turns: 3}\nrollout: {streams: 1}\n", "rollout is given twice"),
         ("seed: 1\nseed: 2\n", "line 2 seed is given twice"),
         ("seed: " + "9" * 5000, "--config must be valid YAML"),
-        ("seed: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("seed: " + "[" * 20_000 + "]" * 20_000, "nested too deep"),
         ("environment: {name: toy, options: 5}\ntoy: {num_train: 9}\n", "environment.options must be a mapping, got 5"),
         ("prompts: {templates: {strategy: [a]}}", "prompts.templates.strategy must be a text, got ['a']"),
         ("prompts: {templates: {strategy: }}", "prompts.templates.strategy must be a text, got None"),
+        ("prompts: {date: 2026-02-30}", "prompts.date must be a date as YYYY-MM-DD, or null, got '2026-02-30'"),
+        ("prompts: {date: 20260230}", "prompts.date must be a date as YYYY-MM-DD, or null, got '20260230'"),
+        ("prompts: {action_block: middle}", "prompts.action_block must be "),
     ],
 )
 def test_what_yaml_reads_and_python_trips_over(text: str, says: str, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from hsg.config.loading import make_config
 from hsg.crediting.advantages import group_advantages, turn_returns
 from hsg.crediting.estimators import (
     ESTIMATORS,
-    NEEDS_VALUES,
     Estimate,
     Turns,
     dense_rewards,
@@ -29,6 +28,7 @@ from hsg.crediting.estimators import (
     state_advantages,
     whiten,
 )
+from hsg.crediting.names import ESTIMATOR_NAMES
 
 K = 7
 NAN = math.nan
@@ -61,7 +61,7 @@ def estimate(name: str, turns: Turns, **given: Any) -> Estimate:
     given = {"advantage": {"turn_baseline": "trajectory", "eps": 1e-12, **given.pop("advantage", {})}, **given}
     if variant:
         given["reinforce"] = {"baseline": "group"}
-    if name in NEEDS_VALUES and turns.values is None:
+    if ESTIMATOR_NAMES[name] and turns.values is None:
         turns = replace(turns, values=torch.zeros_like(turns.rewards))
     return ESTIMATORS[name](turns, make_config(given))
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import VOCABULARY, tiny_model
-from transformers import Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hsg.batch import Row, collate
@@ -24,6 +24,7 @@ from hsg.model.models import score
 from hsg.run.build import load_policy
 from hsg.text.chat import Conversation
 from hsg.text.markers import SegmentEnd
+from hsg.text.prompts import Prompts
 from hsg.types import ACTION
 
 KINDS = ("qwen2", "llama", "gpt2")
@@ -195,7 +196,7 @@ def test_recorded_logprobs_are_those_of_the_scorer(kind: str, dtype: torch.dtype
             decoder.append(row, words(row, turn))
         answers = decoder.sample([0, 1, 2], temperatures=heat, generators=generators, max_new_tokens=[6, 4, 5])
         for row, (conversation, answer) in enumerate(zip(conversations, answers, strict=True)):
-            conversation.append_response(answer.ids, answer.logprobs, answer.temperatures, closed=answer.closed)
+            conversation.append_response(answer.ids, answer.logprobs, answer.temperatures)
             exact[row] += answer.logprobs
     rows = [Row(c.tokens(), torch.zeros(len(c) - 1), ACTION, i) for i, c in enumerate(conversations)]
     batch = collate(rows)
@@ -251,6 +252,28 @@ class ScriptedModel(Qwen2ForCausalLM):
         return CausalLMOutputWithPast(logits=logits.view(len(input_ids), -1, VOCABULARY))
 
 
+def test_template_end_that_no_config_declares_ends_a_reply(guesser_folder: Path, tmp_path: Path) -> None:
+    """M4: a base model's eos ends texts, and the template put on it ends turns with another token."""
+    shutil.copytree(guesser_folder, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(guesser_folder)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path / "base")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((tmp_path / "base" / name).read_text())
+        settings["eos_token_id"] = tokenizer.eos_token_id
+        (tmp_path / "base" / name).write_text(json.dumps(settings))
+    policy = load_policy(Config(), tmp_path / "base", "cpu")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert policy.chat.stop_ids == (tokenizer.eos_token_id, end)
+    assert policy.model.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    prompt = policy.chat.prompt(Prompts.make("terse").first_action("Guess. It is high up.", "try 3"))
+    decoder = Decoder(policy.model, policy.chat.stop_ids, [prompt])
+    (said,) = decoder.sample([0], temperatures=[0.0], generators=[make_generator(0)], max_new_tokens=[20])
+    assert said.closed
+    assert said.ids[-1] == end
+    assert len(said.ids) < 20
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_second_end_token_ends_a_reply(use_cache: bool) -> None:
     """B01, B02: the reply `7 0 5` holds the pad id in its middle and ends on the second end token."""
@@ -265,7 +288,7 @@ def test_second_end_token_ends_a_reply(use_cache: bool) -> None:
     assert said[1].ids == (7, 0)
     assert not said[1].closed
     conversation = Conversation([10, 11])
-    conversation.append_response(said[0].ids, said[0].logprobs, said[0].temperatures, closed=said[0].closed)
+    conversation.append_response(said[0].ids, said[0].logprobs, said[0].temperatures)
     assert conversation.tokens().response_mask.tolist() == [False, True, True, True]
 
 
@@ -334,7 +357,7 @@ def test_nothing_is_printed(guesser_folder: Path) -> None:
         "p = load_policy(Config(), sys.argv[1], 'cpu')\n"
         "d = Decoder(p.model, p.chat.stop_ids, [p.chat.prompt('a'), p.chat.prompt('a b c')])\n"
         "for n in range(2):\n"
-        "    d.append(0, p.chat.next_user('b', closed=True))\n"
+        "    d.append(0, p.chat.next_user('b', p.chat.end_id))\n"
         "    d.sample([0, 1], temperatures=[1.0, 0.0], generators=[make_generator(n), make_generator(-n)],\n"
         "             max_new_tokens=[5, 6])\n"
         "save_model(Path(sys.argv[2]), p.model, p.tokenizer)\n"

@@ -89,7 +89,7 @@ def test_the_script_replaces_the_token_and_keeps_its_logprob():
 def test_the_chat_speaks_as_trl_does(tokenizer):
     chat = ToolChat(tokenizer)
     assert chat.prompt(w.TASK) == w.prompt_ids(tokenizer)
-    assert chat.next_user("the box", closed=True) == w.suffix_ids(tokenizer, "the box")
+    assert chat.next_user("the box", chat.end_id) == w.suffix_ids(tokenizer, "the box")
 
 
 def test_counts_by_hand():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
 from test_trainer import configure
+from tiny import nano_folder
+from transformers import AutoTokenizer
 
-from hsg.experiments.evaluating.evaluated_model import find_model, identity_of, numbered, settings_of
+from hsg.experiments.evaluating.evaluated_model import _dated, find_model, identity_of, numbered, settings_of
 
 
 def seal(checkpoint: Path) -> None:
@@ -103,3 +106,15 @@ def test_each_split_has_a_result_of_its_own() -> None:
     assert numbered(Path("x/q-1.5b"), "dev", 1) == Path("x/q-1.5b")
     names = [numbered(Path("x") / name, "dev", 2).name for name in ("a.json", "q-1.5b", "q-1.7b")]
     assert names == ["a-dev.json", "q-1.5b-dev.json", "q-1.7b-dev.json"]
+
+
+def test_a_template_that_asks_the_clock_gives_the_settings_a_date(tmp_path: Path) -> None:
+    """Samples of two days have other prompts and are not of one kind; other models know no days."""
+    folder = nano_folder(tmp_path / "nano")
+    assert _dated(configure(), str(folder)).prompts.date is None
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{{ strftime_now('%d') }}" + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    assert _dated(configure(), str(folder)).prompts.date == datetime.date.today().isoformat()
+    of_the_run = configure(prompts={"date": "2026-03-04"})
+    assert _dated(of_the_run, str(folder)) == of_the_run

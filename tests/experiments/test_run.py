@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import AutoTokenizer
 
 import hsg.experiments.run as program
 from hsg.experiments.run import main
@@ -182,3 +186,36 @@ def test_whole_run_from_the_shell(guesser_folder: Path, tmp_path: Path) -> None:
     files = {p.relative_to(tmp_path / "runs" / "r").as_posix() for p in (tmp_path / "runs" / "r").rglob("*")}
     assert {"config.yaml", "metrics.jsonl", "eval.jsonl", "trajectories/iteration_000000.jsonl"} <= files
     assert {f"checkpoints/iteration_00000{n}/model/config.json" for n in (0, 1)} <= files
+
+
+@pytest.mark.slow
+def test_a_template_that_asks_the_clock_is_told_one_date(
+    guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The day the run begins stands in its config.yaml, and a run resumed on another day goes on with it."""
+    shutil.copytree(guesser_folder, tmp_path / "dated")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "dated")
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }} " + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path / "dated")
+
+    def on(day: int, *given: str) -> None:
+        today = datetime.date(2026, 3, day)
+        clock = SimpleNamespace(date=SimpleNamespace(today=lambda: today, fromisoformat=datetime.date.fromisoformat))
+        monkeypatch.setattr(program, "datetime", clock)
+        options = [*SMALL, "algorithm=grpo", "run.name=r", "log.tokens=true", "log.wandb=disabled", "checkpoint.every=1",
+                   "evaluation.final=false"]  # fmt: skip
+        assert main([*arguments(*options, *given), "--resume", "auto"]) == 0
+
+    def shown(iteration: int) -> set[str]:
+        file = tmp_path / "runs" / "r" / "trajectories" / f"iteration_{iteration:06d}.jsonl"
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        played = [record["input_ids"] for record in records if record["kind"] == "trajectory"]
+        assert played
+        return {tokenizer.decode(ids)[:10] for ids in played}
+
+    on(4, f"model.path={tmp_path / 'dated'}")
+    assert "date: '2026-03-04'" in (tmp_path / "runs" / "r" / "config.yaml").read_text()
+    on(5, f"model.path={tmp_path / 'dated'}", "train.iterations=2")
+    assert shown(0) == shown(1) == {"2026-03-04"}
+    on(5, f"model.path={guesser_folder}", "run.name=plain")
+    assert "date: null" in (tmp_path / "runs" / "plain" / "config.yaml").read_text()  # nobody asked

@@ -532,6 +532,22 @@ def test_tree_and_transcript(browser: Browser, pages: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 @needs_chromium
+def test_a_link_shows_the_row_of_its_task(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.resize(1440, 480)
+    try:
+        browser.open(pages["one"], "#tab=episodes&a=0&group=8&n=0&m=0")
+        browser.settle()
+        inside = (
+            "(() => { const row = document.querySelector('.row[aria-selected=\"true\"]')?.getBoundingClientRect(), "
+        )
+        inside += "list = document.querySelector('.rows').getBoundingClientRect(); "
+        assert browser.evaluate(inside + "return row && row.top >= list.top - 1 && row.bottom <= list.bottom + 1; })()")
+    finally:
+        browser.resize(1440, 900)
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_keys_walk_tasks_and_rollouts(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["one"])
     heading = "document.querySelector('.transcript h2')?.textContent"

@@ -117,7 +117,7 @@ def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form,
         episode.wait()
         assert episode.ask(9000) is not None
         reply = form.reply(turn_response(own, action) if per_turn else f"<action>{action}</action>")
-        episode.receive(Sampled(tuple(reply), (0.0,) * len(reply), (1.0,) * len(reply), True), 64)
+        episode.receive(Sampled(tuple(reply), (0.0,) * len(reply), (1.0,) * len(reply), True))
     episode.wait()
     trajectory = episode.trajectory()
     pool.close()
@@ -142,7 +142,7 @@ def test_rows_are_what_an_episode_of_the_rollout_holds(tmp_path, task_set, form,
         assert [form == kind for form in row.forms[: length - 1]] == marks
         rest = row.ids[length:]
         if context == "conversation" and kind == ACTION:
-            question = form.next_user(prompts.judgment(trajectory.final_observation, len(item.actions)), closed=True)
+            question = form.next_user(prompts.judgment(trajectory.final_observation, len(item.actions)), form.end_id)
             answer = form.reply(f"<judgment>[{', '.join(str(t + 1) for t in item.wasted)}]</judgment>")
             assert rest == question + answer
             assert row.forms[length - 1 :] == [CONTEXT] * len(question) + [JUDGMENT] * len(answer)

@@ -14,12 +14,12 @@ from processes import run_ranks
 from safetensors.torch import load_file
 from test_resume import OPTIONS, assert_close_run, assert_same_run
 from tiny import batch_of, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import hsg.collector
 from hsg.config.loading import make_config
 from hsg.config.options import Config, LoraConfig
-from hsg.model.lora import adapters_off, add_adapters, check_peft, merged
+from hsg.model.lora import adapters_off, add_adapters, check_peft, frozen_line, frozen_share, merged
 from hsg.model.models import score
 from hsg.ranks.distributed import Distributed
 from hsg.run.checkpoint import newest_checkpoint, read_state
@@ -114,6 +114,74 @@ def test_gradients_reach_the_adapters_alone() -> None:
     logprobs, _ = score(changed(model), batch_of([[1, 2, 3, 4]], [[False, True, True]]))
     logprobs.sum().backward()
     assert all((p.grad is not None) == ("lora_" in name) for name, p in model.named_parameters())
+
+
+def moe(kind: str, seed: int = 0) -> Any:
+    """A tiny mixture of experts whose matrices stand in one tensor."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 16,
+        "initializer_range": 0.3, "max_position_embeddings": 64, "pad_token_id": 0,
+    }  # fmt: skip
+    config = AutoConfig.for_model(kind, **sizes)
+    # The grouped product of the other way to compute experts knows no float64.
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_config(config, **ways).to(torch.float64).eval()
+
+
+EXPERTS = ["mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "olmoe"]
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_are_adapted_too(kind: str) -> None:
+    """Each expert of a fused tensor by its own two matrices: against the weights that a slow loop adds up."""
+    plain, model = moe(kind), moe(kind)
+    ids = torch.randint(97, (2, 9))
+    add_adapters(model, LoraConfig(**LORA), seed=3)
+    assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+    policy = changed(model)(input_ids=ids).logits
+    adapted = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert any("experts" in name for name in adapted)
+    with adapters_off(model):
+        assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+    whole = merged(model, model.state_dict())
+    again = moe(kind, seed=5)
+    again.load_state_dict(whole)
+    torch.testing.assert_close(again(input_ids=ids).logits, policy, rtol=1e-9, atol=1e-9)
+    moved = [
+        n for n, p in plain.named_parameters() if ".experts." in n and p.ndim == 3 and not torch.equal(p, whole[n])
+    ]
+    assert len(moved) == 4  # two tensors of experts' matrices in two layers
+    assert all((plain.get_parameter(n)[e] != whole[n][e]).any() for n in moved for e in range(4))
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_what_no_adapter_reaches_is_told(kind: str) -> None:
+    """Routers alone: a few numbers per expert."""
+    model = moe(kind)
+    add_adapters(model, LoraConfig(**LORA), seed=3)
+    share, names = frozen_share(model)
+    matrices = {n: p.numel() for n, p in moe(kind).named_parameters() if p.ndim > 1 and not n.endswith("bias")}
+    inner = {n: size for n, size in matrices.items() if "embed" not in n and "lm_head" not in n}
+    routers = sum(size for n, size in inner.items() if n.endswith(("mlp.gate.weight", "router.weight")))
+    assert routers
+    assert share == pytest.approx(routers / sum(inner.values()))
+    assert names in (["mlp.gate"], ["mlp.router"])
+    only = moe(kind)
+    add_adapters(only, LoraConfig(targets=("q_proj",), **LORA), seed=3)
+    share, names = frozen_share(only)
+    assert share > 0.6
+    assert any("experts" in name for name in names)
+    assert f"; {share:.1%} stay frozen: self_attn.k_proj, " in frozen_line(only)
+
+
+def test_of_a_dense_model_nothing_is_left_out() -> None:
+    model = tiny_model("llama")
+    add_adapters(model, LoraConfig(**LORA), seed=3)
+    assert frozen_share(model) == (0.0, [])
+    assert frozen_line(model) == ""
 
 
 # ------------------------------------------------------------------------------------------------------------ whole runs

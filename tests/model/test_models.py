@@ -15,7 +15,8 @@ from tiny import batch_of, nano_folder, tiny_model
 
 from hsg.config.options import ModelConfig
 from hsg.model import models
-from hsg.model.models import check_head, load_encoder, load_model, load_tokenizer, resolve_model, score, stop_ids
+from hsg.model.folder import resolve_model
+from hsg.model.models import check_head, load_encoder, load_model, load_tokenizer, score, stop_ids
 
 KINDS = ("gpt2", "llama", "qwen2")
 
@@ -77,7 +78,7 @@ def test_entropy_in_bfloat16_is_that_of_the_logits_it_came_from():
     model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out.detach()))
     _, entropy = score(model, batch_of(rows, masks), with_entropy=True)
     logprobs = torch.cat(logits).double().log_softmax(-1)
-    assert logits[0].dtype == torch.bfloat16
+    assert logits[0].dtype == torch.float32  # from the head on
     assert logprobs.min() < -20
     expected = -(logprobs.exp() * logprobs).sum(-1)
     torch.testing.assert_close(entropy[batch_of(rows, masks).response_mask].double(), expected, rtol=0, atol=1e-5)
@@ -158,10 +159,9 @@ def test_a_head_that_does_more_is_refused():
 
 
 def test_policy_has_float32_weights_no_dropout_and_a_plain_generation_config(tmp_path):
-    model = tiny_model("gpt2", dtype=torch.bfloat16)
+    model = tiny_model("gpt2", vocab_size=400, dtype=torch.bfloat16)
     model.config.resid_pdrop = model.config.embd_pdrop = model.config.attn_pdrop = 0.5
     folder = nano_folder(tmp_path / "nano")
-    model.config.vocab_size = 97
     model.save_pretrained(tmp_path / "gpt2")
     load_tokenizer(folder).save_pretrained(tmp_path / "gpt2")
     settings = {"eos_token_id": [2, 5], "top_k": 1, "temperature": 0.1, "do_sample": True, "pad_token_id": 3}
@@ -181,7 +181,7 @@ def assert_no_dropout(policy):
 
 
 def test_dropout_inside_attention_is_off_too(tmp_path):
-    model = tiny_model("llama")
+    model = tiny_model("llama", vocab_size=400)
     model.config.attention_dropout = 0.5
     model.save_pretrained(tmp_path)
     load_tokenizer(nano_folder(tmp_path / "nano")).save_pretrained(tmp_path)
@@ -246,6 +246,7 @@ def test_a_short_name_with_a_typo_is_answered_with_the_near_one(key, name, near,
 
 def test_a_broken_folder_has_nothing_to_do_with_being_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    load_tokenizer(nano_folder(tmp_path / "nano")).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"not a valid JSON file\.$"):

@@ -12,9 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import nano_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)  # fmt: skip
 
 from hsg.batch import Row
 from hsg.config.loading import make_config
@@ -22,8 +34,10 @@ from hsg.config.options import LoraConfig
 from hsg.engine.generation import Decoder
 from hsg.engine.seeds import make_generator
 from hsg.learner import Learner
+from hsg.model.folder import require_rows
 from hsg.model.lora import add_adapters
-from hsg.planning.architecture import Architecture, read_architecture
+from hsg.model.models import load_model
+from hsg.planning.architecture import read_architecture
 from hsg.planning.footprint import (
     Lengths,
     Setting,
@@ -36,6 +50,7 @@ from hsg.planning.footprint import (
     work,
 )
 from hsg.planning.plan import largest, main, make_plan
+from hsg.planning.sizes import Architecture
 from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Tokens
 
@@ -195,8 +210,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("\n") == 4
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8}')
     for bad, words in (
-        ([f"model.path={tmp_path}"], "model.path must be a decoder with a gated feed-forward part"),
-        (["model.path=./no/such/model"], "model.path must be a folder, a config.json, a model that can be reached"),
+        ([f"model.path={tmp_path}"], "model.path must be a model that transformers can load"),
+        (["model.path=./no/such/model"], "model.path must be an existing folder, a hub id or one of nano, smollm2"),
         (["model.path=nano", "--gpus", "0"], "--gpus must be > 0, got 0"),
         (["model.path=nano", "--reserve", "1"], "--reserve must be in [0, 1), got 1.0"),
         (["model.path=nano", "--no-such"], "unrecognized arguments: --no-such"),
@@ -375,6 +390,90 @@ def test_odd_sizes_are_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512},
+    "gemma3_text": {"sliding_window": 16},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "falcon_h1": {
+        "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8,
+    },
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2},
+}  # fmt: skip
+SIZES = {
+    "vocab_size": 330, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "pad_token_id": 0, "eos_token_id": 2,
+    "bos_token_id": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_model_of_another_kind_is_counted(kind: str, tmp_path: Path) -> None:
+    """Exactly as many numbers as it has; adapters of rank 3 as many as a run would train."""
+    of = AutoConfig.for_model(kind, **{**SIZES, **KINDS[kind]})
+    of.save_pretrained(tmp_path)
+    config = make_config({"model": {"path": str(tmp_path), "lora": {"rank": 3}}})
+    planned = read_architecture(config)
+    made = AutoModelForCausalLM.from_config(of)
+    assert planned.parameters == sum(p.numel() for p in made.parameters())
+    assert planned.num_layers == 3
+    assert 0 < planned.used_matrices <= planned.layer_matrices
+    assert (planned.used_matrices < planned.layer_matrices) == (kind in ("qwen3_moe", "mixtral"))
+    add_adapters(made, config.model.lora, seed=0)
+    assert lora_parameters(config, planned) == sum(p.numel() for p in made.parameters() if p.requires_grad)
+
+
+def test_a_composite_checkpoint_is_planned_as_its_text_part(tmp_path: Path) -> None:
+    text = {**SIZES, "model_type": "gemma3_text"}
+    Gemma3Config(text_config=text).save_pretrained(tmp_path)
+    planned = read_architecture(make_config({"model": {"path": str(tmp_path)}}))
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text))
+    assert planned.parameters == sum(p.numel() for p in made.parameters())
+
+
+def test_what_a_run_refuses_a_plan_refuses_with_the_same_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders that are no models, without a tokenizer, with one that is too large; kinds that transformers lacks."""
+    tokenizer = AutoTokenizer.from_pretrained(nano_folder(tmp_path / "nano"))
+    small = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "vocab_size": 300}))
+    small.save_pretrained(tmp_path / "alone")
+    small.save_pretrained(tmp_path / "larger")
+    tokenizer.save_pretrained(tmp_path / "larger")
+    for folder in ("run/checkpoints/iteration_000002/model", "run/checkpoints/iteration_000010/model", "unknown"):
+        small.save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "unknown" / "config.json").write_text('{"model_type": "nobody_knows"}')
+    (tmp_path / "empty").mkdir()
+    newest = tmp_path / "run" / "checkpoints" / "iteration_000010"
+    for name, said in (
+        ("alone", "model.path must be a model with its tokenizer, got "),
+        ("larger", "model.path must be a model with a row of its embedding for every token, got 300 rows and token "),
+        ("run", f"name a model in it, '{newest / 'model'}'"),
+        ("run/checkpoints/iteration_000010", f"name the model in it, '{newest / 'model'}'"),
+        ("unknown", "model.path must be a model that transformers can load, got "),
+        ("empty", "without config.json; name the folder inside"),
+    ):
+        path = str(tmp_path / name)
+        with pytest.raises(ValueError) as caught:
+            load_model(make_config({"model": {"path": path}}).model)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert main(["--tflops", "1", "--set", f"model.path={path}"]) == 2
+        planned = capsys.readouterr().err.strip().removeprefix("error: ")
+        assert planned == str(caught.value)
+
+
+def test_an_end_that_the_embedding_lacks_is_refused_and_an_image_that_nobody_says_is_not() -> None:
+    """Gemma 3 1B: 262,144 rows, and a token for images of just that number."""
+    words = {"a": 0, "b": 1, "<end>": 2, "<image>": 3}
+    require_rows(3, words, ["<end>", "<image>"], "{{ content }}<end>")
+    for rows, spoken in ((3, "<image>"), (2, "<end>"), (1, "<end>")):
+        with pytest.raises(ValueError, match="^model.path must be a model with a row of its embedding for every token"):
+            require_rows(rows, words, ["<end>", "<image>"], spoken)
 
 
 def test_numbers_are_finite(capsys: pytest.CaptureFixture[str]) -> None:

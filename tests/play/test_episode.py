@@ -33,14 +33,20 @@ def chat(guesser: Any) -> ChatFormat:
     return guesser.chat
 
 
-def begin(chat: ChatFormat, faults: Callable = lambda n: None, task_index: int = 3, **options: Any) -> Episode:
+def begin(
+    chat: ChatFormat,
+    faults: Callable = lambda n: None,
+    task_index: int = 3,
+    prompts: Prompts = PROMPTS,
+    **options: Any,
+) -> Episode:
     """An episode of the guessing game; task 3 has the answer 3."""
     options = {"max_turns": 4, "max_action_tokens": 16, "env_timeout_seconds": 5.0, **options}
     task_set = GuessTaskSet(faults=faults)
     config = RolloutConfig(**options)
     pool = Pool(config.env_threads, config.env_timeout_seconds)
     request = Request(task_set.tasks("train")[task_index], 0, 7, 1, 2, ("key",))
-    episode = Episode(request, task_set, pool, config, PROMPTS, chat)
+    episode = Episode(request, task_set, pool, config, prompts, chat)
     episode.strategy = "try 3"
     return episode
 
@@ -69,7 +75,7 @@ def talk(episode: Episode, answers: Sequence[Sampled], limit: int = FAR) -> None
         room = episode.room(limit)
         fits = len(given.ids) <= room
         cut = given if fits else answer(given.ids[:room], closed=False)
-        episode.receive(cut, room)
+        episode.receive(cut)
     episode.wait()
     if episode.live:
         episode.ask(limit)
@@ -112,8 +118,8 @@ def test_masks_are_by_position(chat: ChatFormat) -> None:
     episode = begin(chat, max_turns=3)
     trajectory = drive(episode, [answer(first), answer(second), answer(third, closed=False)])
     (row,) = trajectory.rows
-    gap = chat.next_user(PROMPTS.next_action(2, "No action."), closed=True)
-    later = chat.next_user(PROMPTS.next_action(3, "No action."), closed=True)
+    gap = chat.next_user(PROMPTS.next_action(2, "No action."), chat.end_id)
+    later = chat.next_user(PROMPTS.next_action(3, "No action."), chat.end_id)
     prompt = chat.prompt(PROMPTS.first_action("Guess. It is high up.", "try 3"))
     #            prompt .............. | first | gap ..... | second | later ... | third     (the row ends with it)
     parts = [(prompt, False), (first, True), (gap, False), (second, True), (later, False), (third, True)]
@@ -138,7 +144,7 @@ def test_ids_are_only_appended(chat: ChatFormat) -> None:
         ids = episode.ask(FAR)
         assert episode.conversation is not None
         assert episode.conversation.ids == before + ids
-        episode.receive(given, 16)
+        episode.receive(given)
         before = list(episode.conversation.ids)
         assert before[-len(given.ids) :] == list(given.ids)
 
@@ -233,7 +239,7 @@ def test_room_shrinks_with_context_and_tokens(chat: ChatFormat) -> None:
     assert prompt is not None
     assert episode.room(FAR) == 12
     assert episode.room(len(prompt) + 3) == 3
-    episode.receive(answer([300] * 7), 12)
+    episode.receive(answer([300] * 7))
     episode.wait()
     between = episode.ask(FAR)
     assert between is not None
@@ -317,7 +323,7 @@ def test_window_prompts(chat: ChatFormat, window_turns: int) -> None:
     for text in said:
         episode.wait()
         prompts.append(episode.ask(FAR))
-        episode.receive(say(chat, text), 16)
+        episode.receive(say(chat, text))
     episode.wait()
     history = ["\n1 0", "\n2 nothing", "\n3 5"]
     shown = "".join(history[len(history) - window_turns :])
@@ -339,4 +345,76 @@ def test_admissible_actions_stand_in_every_prompt(chat: ChatFormat) -> None:
             ids = episode.ask(FAR)
             assert ids is not None
             assert "Actions: 0, 1, 2, 3, 4, 5" in chat.tokenizer.decode(ids), (context, turn)
-            episode.receive(say(chat, "<action>0</action>"), 16)
+            episode.receive(say(chat, "<action>0</action>"))
+
+
+# ------------------------------------------------------------------------------------- thoughts, several actions
+
+
+def test_an_action_in_a_thought_that_was_cut_off_is_not_played(chat: ChatFormat) -> None:
+    """M8"""
+    said = "<think>Maybe <action>3</action> would be a mistake, since"
+    episode = begin(chat, max_action_tokens=90, max_turns=2)
+    trajectory = drive(episode, [say(chat, said, closed=False), say(chat, "<action>5</action>")])
+    assert [t.action for t in trajectory.turns] == [None, "5"]
+    assert not trajectory.turns[0].parsed
+    assert trajectory.turns[1].observation == "No action."
+    assert trajectory.outcome == 0.0
+
+
+def test_a_thought_that_the_header_opened(chat: ChatFormat) -> None:
+    tokenizer = type(chat.tokenizer)(
+        tokenizer_object=chat.tokenizer.backend_tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHATML_WITH_SYSTEM.replace("assistant\n", "assistant\n<think>\n")
+    thinker = ChatFormat(tokenizer)
+    assert (thinker.thinking, chat.thinking) == ("<think>", "")
+    replies = ["<action>3</action>", "<action>3</action></think><action>5</action>"]
+    trajectory = drive(begin(thinker, max_action_tokens=90, max_turns=2), [say(thinker, text) for text in replies])
+    assert [t.action for t in trajectory.turns] == [None, "5"]
+
+
+@pytest.mark.parametrize("context", ["conversation", "window"])
+def test_first_of_several_actions_masks_what_was_invented_behind_it(chat: ChatFormat, context: str) -> None:
+    """M11: the invented observation stays in the row, since it was sampled, but is neither trained nor scored."""
+    invented = ["<action>5</action>", "\nObservation: Too low.\n<action>3</action>"]
+    kept, behind = (chat.encode(text) for text in invented)
+    said = answer([*kept, *behind, chat.end_id])
+    options: dict[str, Any] = {"max_action_tokens": 90, "max_turns": 2, "context": context}
+
+    first = begin(chat, prompts=Prompts.make("terse", action_block="first"), **options)
+    trajectory = drive(first, [said, say(chat, "<action>3</action>")])
+    assert [t.action for t in trajectory.turns] == ["5", "3"]
+    assert trajectory.outcome == 0.75
+    turn, row = trajectory.turns[0], trajectory.rows[0]
+    assert turn.response == "".join(invented)
+    assert row.input_ids[turn.start + 1 : turn.start + 1 + len(said.ids)].tolist() == list(said.ids)
+    masked = slice(turn.stop, turn.stop + turn.num_cut)
+    assert row.response_mask[turn.start : turn.stop].all()
+    assert not row.response_mask[masked].any()
+    assert (turn.num_tokens, turn.num_cut, turn.num_sampled) == (len(kept), len(behind) + 1, len(said.ids))
+    assert row.logprobs[masked].tolist() == [0.0] * turn.num_cut
+    assert row.temperatures[masked].tolist() == [1.0] * turn.num_cut
+    assert row.logprobs[turn.start : turn.stop].tolist() == pytest.approx(said.logprobs[: len(kept)])
+    assert [t.several_actions for t in trajectory.turns] == [True, False]
+    if context == "conversation":  # what follows is one render as ever: the end that was sampled is not written again
+        follows = chat.next_user(PROMPTS.next_action(2, trajectory.turns[1].observation), chat.end_id)
+        assert row.input_ids[masked.stop + 1 :][: len(follows)].tolist() == follows
+
+    trajectory = drive(begin(chat, **options), [said])  # the default: the last one, all of it trained
+    turn, row = trajectory.turns[0], trajectory.rows[0]
+    assert (turn.action, trajectory.outcome, turn.several_actions, turn.num_cut) == ("3", 1.0, True, 0)
+    assert row.response_mask[turn.start : turn.stop].all()
+    assert turn.num_tokens == len(said.ids)
+
+
+def test_length_is_measured_by_the_responses_own_limit(chat: ChatFormat) -> None:
+    """A short answer near the end of a row, which had room for little more, is not a long one."""
+    length = len(chat.prompt(PROMPTS.first_action("Guess. It is high up.", "try 3")))
+    episode = begin(chat)
+    episode.wait()
+    said = say(chat, "ab")
+    assert episode.ask(length + len(said.ids)) is not None
+    assert episode.room(length + len(said.ids)) == len(said.ids) < 16
+    episode.receive(said)
+    assert (episode.turns[0].num_sampled, episode.turns[0].token_limit) == (len(said.ids), 16)

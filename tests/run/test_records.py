@@ -20,7 +20,7 @@ from hsg.config.algorithms import ALGORITHMS
 from hsg.config.loading import make_config, to_dict
 from hsg.config.options import Config
 from hsg.credit import Signals, assign_credit
-from hsg.crediting.estimators import NEEDS_VALUES
+from hsg.crediting.names import ESTIMATOR_NAMES
 from hsg.run.records import iteration_records
 from hsg.types import Candidates, Judgment, Trajectory
 
@@ -196,7 +196,7 @@ def lines(config: Config, seed: int) -> list[Record]:
         ]
         candidates = [Candidates(tuple(row), (1, 0), 0.0, 0.0) for row in drawn]
     values = bonuses = None
-    if config.advantage.estimator in NEEDS_VALUES:
+    if ESTIMATOR_NAMES[config.advantage.estimator]:
         values = [torch.tensor([rng.random() for turn in t.turns for _ in range(turn.num_tokens)]) for t in flat]
     if config.rnd.weight > 0:
         bonuses = [torch.tensor([rng.random() for _ in t.turns], dtype=torch.float64) for t in flat]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,21 @@ def test_token_limit_cuts(guesser: Policy) -> None:
     assert not any(s.parsed for s in cut)
     assert all(s.truncated == (s.tokens.input_ids[-1] != guesser.chat.end_id) for s in cut)
     assert {s.num_tokens for s in cut if s.truncated} == {2}
+
+
+def test_a_strategys_limit_is_its_own_not_the_room_that_its_prompt_left(guesser: Policy) -> None:
+    longest = max(len(guesser.chat.prompt(PROMPTS.strategy(observation))) for observation in FIRST)
+    short = Policy(guesser.model, guesser.tokenizer, guesser.chat, longest + 3)
+    drawn = [s for row in draw(short) for s in row]
+    assert {s.token_limit for s in drawn} == {10}
+    assert min(s.num_tokens for s in drawn if s.truncated) == 3  # there was no more room
+
+
+def test_a_strategy_in_a_thought_that_the_header_opened_counts_for_nothing(guesser: Policy) -> None:
+    chat = copy.copy(guesser.chat)
+    chat.thinking = "<think>"
+    assert any(s.parsed for row in draw(guesser) for s in row)
+    assert not any(s.parsed for row in draw(Policy(guesser.model, guesser.tokenizer, chat, 512)) for s in row)
 
 
 def test_prompt_without_room_is_refused(guesser: Policy) -> None:

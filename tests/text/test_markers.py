@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from hsg.text.markers import MARKERS, Markers, SegmentEnd, make_markers, parse_action, parse_turn_strategy
+from hsg.text.markers import (
+    MARKERS,
+    THOUGHTS,
+    Markers,
+    SegmentEnd,
+    make_markers,
+    parse_action,
+    parse_turn_strategy,
+    read_response,
+)
 
 
 class Pieces:
@@ -128,3 +137,69 @@ def test_single_markers_can_be_replaced_and_are_checked() -> None:
         with pytest.raises(ValueError, match="prompts.markers.strategy_end must be printable ASCII text"):
             make_markers("tags", {"strategy_end": bad})
     assert make_markers("coding", {"strategy": ""}).strategy_form == "before ### Code"
+
+
+CUT = "<think>Maybe <action>open trunk</action> would be a mistake, since"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "strategy", "action"),
+    [
+        ("tags", CUT, None, None),
+        ("tags", f"{CUT} x</think> <action>look</action>", None, "look"),
+        ("tags", f"<action>look</action> {CUT}", None, "look"),
+        ("tags", "<think>a</think><think><action>b</action>", None, None),
+        ("tags", "<think>1 <think>2</think> <action>b</action>", None, "b"),  # models do not nest them
+        ("tags", "<think><action>a</think>b</action>", None, None),
+        ("tags", "<think><strategy>s</strategy></think><strategy>t</strategy><action>a</action>", "t", "a"),
+        ("tags", "<think><strategy>s</strategy><action>a</action>", None, None),
+        ("tags", "<action>say <think> aloud</action>", None, "say <think> aloud"),
+        ("tags", "<action>print('<think>')</action> then <action>b</action>", None, "b"),
+        ("tags", "<strategy>no <think> here</strategy><action>b</action>", "no <think> here", "b"),
+        ("coding", "<think>### Code\nx = 1", None, None),
+        ("coding", "<think>### Code\nx = 1</think>### Strategy\nSort.\n### Code\ny = 2", "Sort.", "y = 2"),
+        ("coding", "### Strategy\nSort.\n### Code\nprint('<think>')", "Sort.", "print('<think>')"),
+        ("androidworld", "<think><tool_call>{}</tool_call>", None, None),
+        ("appworld", "<think>first a</think>\nprint(1)", "<think>first a", "print(1)"),  # its thought is the strategy
+    ],
+)
+def test_what_is_only_thought_counts_for_nothing(
+    name: str, text: str, strategy: str | None, action: str | None
+) -> None:
+    """M8: in a thought that a token limit cut off, or one that was closed."""
+    assert parse_action(text, MARKERS[name]) == action
+    assert parse_action(text, MARKERS[name], block="first") in (action, "print('<think>')")
+    assert parse_turn_strategy(text, MARKERS[name]) == strategy
+
+
+@pytest.mark.parametrize(("opening", "closing"), THOUGHTS)
+def test_every_mark_of_a_thought(opening: str, closing: str) -> None:
+    assert parse_action(f"{opening}<action>a</action>") is None
+    assert parse_action(f"{opening}x{closing}<action>a</action>") == "a"
+    # The prompt's header has opened it already.
+    assert parse_action("<action>a</action>", thinking=opening) is None
+    assert parse_action(f"<action>a</action>{closing} <action>b</action>", thinking=opening) == "b"
+    assert parse_turn_strategy(f"<strategy>s</strategy>{closing}", thinking=opening) is None
+
+
+INVENTED = "<action>3</action>\nObservation: Too low.\n<action>5</action>"
+
+
+def test_first_or_last_action() -> None:
+    """M11: with `first` the response ends where its first action does; with `last` all of it counts."""
+    last, first = read_response(INVENTED), read_response(INVENTED, block="first")
+    assert (last.action, last.num_actions, last.end) == ("5", 2, len(INVENTED))
+    assert (first.action, first.num_actions, INVENTED[: first.end]) == ("3", 2, "<action>3</action>")
+    alone = read_response("<action>3</action>\nYou see a key.", block="first")
+    assert (alone.num_actions, alone.end) == (1, len("<action>3</action>"))  # nobody had said so either
+    for whole in ("hm <action>3</action>", "hm <action>3</action> \n", "hm", "<action>3", "<think><action>3</action>x"):
+        assert read_response(whole, block="first") == read_response(whole)
+        assert read_response(whole, block="first").end == len(whole)
+    # An empty first one is still the first; a strategy behind the end is invented too.
+    assert read_response("<action> </action><action>5</action>", block="first").action is None
+    told = read_response("<action>3</action><strategy>s</strategy>", block="first")
+    assert (told.action, told.strategy) == ("3", None)
+    thought = read_response("<think><action>1</action></think><action>3</action><action>5</action>", block="first")
+    assert (thought.action, thought.num_actions) == ("3", 2)
+    headline = read_response("### Code\nx\n### Code\ny", MARKERS["coding"], block="first")
+    assert (headline.action, headline.num_actions) == ("x\n### Code\ny", 1)

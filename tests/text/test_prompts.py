@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hsg.config.loading import make_config
 from hsg.text.prompts import (
     STYLES,
     Prompts,
@@ -46,6 +47,18 @@ from hsg.text.prompts import (
 )
 def test_parse_judgment(text, num_turns, expected):
     assert parse_judgment(text, num_turns) == expected
+
+
+def test_a_judgment_or_strategy_in_a_thought_counts_for_nothing():
+    """M8: flags from a thought that was cut off would be penalties for turns that nobody found wasted."""
+    for opened in ("<think>Maybe ", "[THINK]"):
+        assert parse_judgment(f"{opened}<judgment>[2]</judgment> is wrong, since", 6) is None
+        assert parse_strategy(f"{opened}<strategy>a</strategy> is wrong, since") is None
+    assert parse_judgment("<think><judgment>[2]</judgment></think><judgment>[3]</judgment>", 6) == (2,)
+    assert parse_judgment("<judgment>[2]</judgment>", 6, thinking="<think>") is None
+    assert parse_judgment("<judgment>[2]</judgment></think><judgment>[]</judgment>", 6, thinking="<think>") == ()
+    assert parse_strategy("<strategy>a</strategy>", thinking="<think>") is None
+    assert parse_strategy("<strategy>a</strategy></think><strategy>b</strategy>", thinking="<think>") == "b"
 
 
 def test_actions_and_strategies_take_the_last_complete_block_and_never_an_empty_one():
@@ -116,3 +129,10 @@ def test_a_stray_closing_tag_is_not_part_of_the_block() -> None:
     assert parse_judgment("<judgment>[1]</judgment> so </judgment>", 3) == (0,)
     assert parse_action("</action><action>look") is None
     assert parse_action("<action>a</action><action>b") == "a"
+
+
+def test_which_action_counts_is_a_matter_of_the_configuration() -> None:
+    text = "<action>3</action><action>5</action>"
+    assert Prompts.of(make_config({})).read(text).action == "5"
+    assert Prompts.of(make_config({"prompts": {"action_block": "first"}})).read(text).action == "3"
+    assert Prompts.of(make_config({})).read(text, thinking="<think>").action is None
