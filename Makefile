@@ -15,6 +15,7 @@ CONFIG_sciworld := experiments/configs/quickstart.yaml
 CONFIG_webshop  := experiments/configs/webshop_quickstart.yaml
 CONFIG_toy      := experiments/configs/toy_strata.yaml
 CONFIG_alfworld := experiments/configs/alfworld_quickstart.yaml
+CONFIG_langr    := experiments/configs/langr_quickstart.yaml
 
 # make run SEED=1 SET="train.iterations=5 log.tokens=true"     (values without spaces)
 OVERRIDES = $(if $(RESUME),--resume $(RESUME)) $(foreach pair,$(if $(SEED),seed=$(SEED)) $(SET),--set '$(pair)')
@@ -35,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
-	@echo 'options:   RESUME=auto   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|webshop|toy   THREADS=1   PYTHON=python3.11'
+	@echo 'options:   RESUME=auto   SEED=1   SET="train.iterations=5 log.tokens=true"   ENV=sciworld|alfworld|webshop|langr|toy   THREADS=1   PYTHON=python3.11'
 
 setup: $(STAMP) ## make .venv and install everything but the gpu extra (instant when nothing changed)
 	@:
@@ -63,7 +64,7 @@ $(STAMP): setup.py constraints.txt $(if $(filter $(CURDIR),$(shell cat $(STAMP) 
 	@echo "setup done: $(BIN)/hsg is the command, make lists the targets"
 
 run: setup ## warm-start the nano model (cached), train StraTA on ScienceWorld, evaluate: the quickstart
-	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, alfworld, webshop, toy, got $(ENV)" >&2; exit 2)
+	@$(if $(CONFIG_$(ENV)),,echo "error: ENV must be one of sciworld, alfworld, webshop, langr, toy, got $(ENV)" >&2; exit 2)
 	@$(LAUNCH) experiments/run.py --config $(CONFIG_$(ENV)) $(OVERRIDES)
 
 run-long: setup ## the same with an hour of training

@@ -21,6 +21,7 @@ _MODULES = {
     "coding": "hsg.environments.coding",
     "webshop": "hsg.environments.webshop",
     "alfworld": "hsg.environments.alfworld",
+    "langr": "hsg.environments.langr",
 }
 
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

@@ -99,7 +99,8 @@ class Learner:
                 self.optimizer.state[parameter] = {k: like(v, parameter) for k, v in held.items()}
         for group in self.optimizer.param_groups:
             group["lr"] = state["learning_rate"]
-        self.gap.noise = state["noise"] and Spread(**state["noise"])
+        noise = state.get("noise")  # a run of an earlier version measures it anew
+        self.gap.noise = noise and Spread(**noise)
         for name in ("optimizer_steps", "progress", "nonfinite_in_a_row"):
             setattr(self, name, state[name])
         if "underway" in state:

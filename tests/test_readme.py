@@ -185,4 +185,5 @@ def test_new_estimator_of_contributing_works(monkeypatch):
         plain = estimators.ESTIMATORS["group"](turns, make_config({"algorithm": "dr_grpo"})).advantages
         torch.testing.assert_close(got, plain)
     finally:
-        estimators.ESTIMATORS.pop("centred", None)
+        for known in (estimators.ESTIMATORS, estimators.ESTIMATOR_NAMES):
+            known.pop("centred", None)

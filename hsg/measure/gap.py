@@ -3,7 +3,7 @@
     gap     trainer's - sampler's log-prob of each sampled token, nats, before a weight of the iteration moves
     noise   the same between two training forwards of one probe, packed and padded: what rounding alone does to this model
     p99     of |gap| above  3 x noise's p99    one warning line      (more than rounding: routing that flips, say)
-    mean    of |gap| above  6 x noise's mean   the run stops         (another mask, position, weight or temperature)
+    mean    of |gap| above  4 x noise's mean   the run stops         (another mask, position, weight or temperature)
 
 A gap is off-policy data and not an error: `loss.importance` weighs it.  Deliberately absent: a correction of sampled
 log-probs, replay of a mixture of experts' routing (the sampler's choices are not kept; where rounding flips one, the
@@ -32,7 +32,7 @@ from hsg.model.models import score
 from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Tokens
 
-WARN, STOP = 3.0, 6.0
+WARN, STOP = 3.0, 4.0
 """Times the noise: of its p99, of its mean. Sound samplers are at 0.9 to 1.2 times its mean, in bfloat16 as in float32; T = 1
 for 0.7, a mask that hides some keys, or shifted positions at 10 and more (experiments/benchmarks/gap.py)."""
 FLOOR, CEILING = {False: 1e-4, True: 1e-2}, 10.0
@@ -106,8 +106,8 @@ class GapCheck:
         """Metrics of an iteration's gap on this rank's tokens. RuntimeError where it is too wide. Collective."""
         spread = self.spread(gaps)
         self._judge(spread)
-        values = {"mean": spread.mean, "p99": spread.p99, "max": spread.largest, **self._shares(gaps)}
-        return {f"rollout/logprob_gap_{name}": value for name, value in values.items()}
+        values = {"logprob_gap_mean": spread.mean, "logprob_gap_p99": spread.p99, "logprob_gap_max": spread.largest}
+        return {f"rollout/{name}": value for name, value in (values | self._shares(gaps)).items()}
 
     def spread(self, gaps: Sequence[Tensor]) -> Spread:
         """Over all ranks, and the same on each, so that they stop together: percentile and largest of the worst one."""
@@ -130,7 +130,8 @@ class GapCheck:
         )
         if not count:
             return {}
-        return {"clipped": past / count, "ess": total**2 / (squares * count) if squares else 0.0}
+        ess = total**2 / (squares * count) if squares else 0.0
+        return {"logprob_gap_clipped": past / count, "logprob_gap_ess": ess}
 
     def _sums(self, *values: Tensor) -> list[float]:
         return self.distributed.sum(torch.stack([value.double() for value in values])).tolist()

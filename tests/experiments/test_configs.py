@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from hsg import environments
 from hsg.config.loading import load_config, make_config, to_dict
+from hsg.planning import plan
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 CONFIGS = sorted((EXPERIMENTS / "configs").glob("*.yaml"))
@@ -75,6 +77,46 @@ def test_alfworld_at_paper_scale(size):
     assert (config.evaluation.split, config.evaluation.test_split) == ("valid_seen", "valid_unseen")
     assert config.evaluation.num_tasks is None  # all 140, all 134
     assert size in config.model.path.lower()
+
+
+def test_sge_on_langr_is_the_papers():
+    """The paper's table; its defaults (epochs, learning rate, clip, KL) are hsg's, and its reflection is the bundle's."""
+    config = load_config(EXPERIMENTS / "configs" / "langr_sge_qwen3-4b.yaml")
+    assert (config.temperature.strategy, config.temperature.action) == (1.0, 0.6)
+    assert config.num_strategies * config.num_rollouts == 16
+    assert config.num_tasks * config.num_strategies * config.num_rollouts == 512
+    assert (config.update.minibatch_turns, config.update.epochs) == (128, 1)
+    assert (config.rollout.max_action_tokens, config.optimizer.lr) == (520, 1e-6)
+    assert (config.reflection.p_bad, config.reflection.p_good, config.reflection.capacity) == (0.25, 0.1, 32)
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.kl_coef) == (0.2, 0.2, 0.0)
+    assert (config.prompts.format, config.strategy.per, config.model.path) == (
+        "langr",
+        "turn",
+        "Qwen/Qwen3-4B-Instruct-2507",
+    )
+    assert config.rollout.max_turns == importlib.import_module("hsg.environments.langr").TURN_LIMIT
+    assert config.rollout.window_turns == config.rollout.max_turns - 1, "nothing that was seen is forgotten"
+    assert config.rollout.max_tokens == config.rollout.max_turns * config.rollout.max_action_tokens, "cuts nothing"
+
+
+@pytest.mark.parametrize("world", ["coding", "langr"])
+def test_grpo_as_sges_baseline_differs_in_temperature_and_reflection_alone(world):
+    sge, grpo = (
+        to_dict(load_config(EXPERIMENTS / "configs" / f"{world}_{name}_qwen3-4b.yaml")) for name in ("sge", "grpo")
+    )
+    for config in (sge, grpo):
+        for of_the_method in ("algorithm", "reflection"):
+            config.pop(of_the_method)
+    assert len(set(grpo.pop("temperature").values())) == 1
+    sge.pop("temperature")
+    assert sge == grpo
+
+
+@pytest.mark.parametrize("method", ["sge", "grpo"])
+def test_sge_on_langr_fits_eight_gpus(method, capsys):
+    path = EXPERIMENTS / "configs" / f"langr_{method}_qwen3-4b.yaml"
+    plan.main(["--config", str(path), "--gpus", "8"])
+    assert re.search(r"peak +[\d.]+ GiB +fits into 72\.0 GiB", capsys.readouterr().out)
 
 
 def test_toy_baseline_differs_in_the_method_alone():
