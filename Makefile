@@ -31,7 +31,7 @@ EXTRAS  := all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs view picture notebooks clean FORCE
+.PHONY: help setup run run-long smoke sge-smoke sge-toy baselines-toy ablations results bench bench-overhead test test-unit test-long test-distributed soak lint format docs zoo view picture notebooks clean FORCE
 MAKEFLAGS += --no-print-directory
 
 help: ## list the targets
@@ -149,6 +149,9 @@ format: setup ## rewrite what ruff can
 docs: setup ## write docs/configuration.md from the dataclasses, docs/api.md from the docstrings
 	@$(BIN)/python -m hsg.experiments.upkeep.reference
 	@$(BIN)/python -m hsg.experiments.upkeep.api
+
+zoo: setup ## which architectures can be trained, and how: a tiny model of each is tried (minutes): NAMES="qwen3 mamba"
+	@OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m hsg.experiments.upkeep.zoo $(or $(NAMES),--write)
 
 view: setup ## look at runs in a browser: RUNS="runs/a runs/b" (default: the newest)
 	@$(BIN)/hsg view $(or $(RUNS),$(patsubst %/config.yaml,%,$(firstword $(shell ls -t runs/*/config.yaml 2>/dev/null))))

@@ -108,6 +108,7 @@ def opened(
     from hsg import environments
     from hsg.config.loading import unused_options
     from hsg.experiments.reading.resume import same_date
+    from hsg.model.fit import asked_again, fit_of
     from hsg.model.lora import frozen_line
     from hsg.run.tracking import RunFolder
     from hsg.trainer import Trainer
@@ -131,8 +132,12 @@ def opened(
         # A template may write the date into every prompt: one for all ranks, however long the run lasts.
         date = config.prompts.date or distributed.from_main(datetime.date.today().isoformat())
         told = replace(config, prompts=replace(config.prompts, date=date))
-        trainer = Trainer(told, task_set, model_path, distributed, None, resume=checkpoint)
+        # A run keeps the attention, cache and packing that it found right at its start.
+        kept = resumed.state["trainer"].get("fit") if resumed and checkpoint else None
+        trainer = Trainer(asked_again(told, kept), task_set, model_path, distributed, None, resume=checkpoint)
         stack.callback(trainer.close)
+        if distributed.is_main:
+            print(fit_of(trainer.model).line(config.model.path), flush=True)
         if config.model.lora.rank and distributed.is_main and (frozen := frozen_line(trainer.model)):
             print(frozen, flush=True)
         if distributed.is_main and logged:  # only now: a model that cannot be loaded leaves no empty run behind

@@ -23,12 +23,13 @@ from torch import Tensor
 from hsg.batch import Row, collate, microbatches, minibatches, row_layout, unit_keys
 from hsg.config.options import Config
 from hsg.crediting.advantages import entropy_advantages
-from hsg.engine.packing import check_packing, packed_attention
+from hsg.engine.packing import packed_attention
 from hsg.engine.seeds import make_generator
 from hsg.learning.underway import NonfiniteError, Underway
 from hsg.losses import Metrics, count_denominators, finish_metrics, merge_metrics, policy_loss
 from hsg.measure.gap import GapCheck, Spread, gap_of
 from hsg.measure.speed import num_unique_tokens
+from hsg.model.fit import fit_of
 from hsg.model.lora import adapters_off
 from hsg.model.models import score
 from hsg.model.sharding import like
@@ -58,8 +59,7 @@ class Learner:
     ) -> None:
         self.config, self.model, self.distributed = config, model, distributed
         self.reference, self.context_limit = reference, context_limit
-        if config.update.packing != "off":
-            check_packing(model)
+        self.packing = fit_of(model, config).packing or "off"
         distributed.shard(model)  # before the optimizer takes its parameters
         options = config.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -274,7 +274,7 @@ class Learner:
         return [row for row in rows if bool((row.advantages != 0).any())]
 
     def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        return microbatches(rows, self.config.update.microbatch_tokens, packing=self.config.update.packing)
+        return microbatches(rows, self.config.update.microbatch_tokens, packing=self.packing)
 
     def _filler(self) -> Row:
         """A row of which nothing is trained, for a rank that only takes part."""
@@ -284,14 +284,14 @@ class Learner:
 
     def _attention(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """What the forward and the backward pass of `score` have to run in."""
-        return contextlib.nullcontext() if self.config.update.packing == "off" else packed_attention(model)
+        return contextlib.nullcontext() if self.packing == "off" else packed_attention(model)
 
     def score(
         self, model: Any, rows: Sequence[Row], *, with_entropy: bool = False
     ) -> tuple[Batch, Tensor, Tensor | None]:
-        """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless `update.packing` is off."""
+        """One micro-batch, its log-probs (B, T-1) and entropies, from a packed forward unless packing is off."""
         batch = collate(rows).to(self.distributed.device)
-        layout = row_layout(rows, batch, self.config.update.packing)
+        layout = row_layout(rows, batch, self.packing)
         positions = batch.input_ids.numel() if layout is None else len(layout)
         if torch.is_grad_enabled():
             self.costs.update_positions += positions

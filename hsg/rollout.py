@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from hsg.config.options import Config
 from hsg.engine.generation import Cost, Decoder
+from hsg.model.fit import fit_of
 from hsg.model.policy import Policy
 from hsg.play.episode import Episode, Request
 from hsg.play.pool import Pool
@@ -191,8 +192,8 @@ class _Stream:
             self.rollout.policy.chat.stop_ids,
             [ids for _, ids in asked],
             shared=[e.request.task_index for e, _ in asked],
-            use_cache=self.rollout.config.rollout.cache,
             cost=self.costs.rollout,
+            **fit_of(self.rollout.policy.model, self.rollout.config).decoding,
         )
 
     def judge(self, judge: Judge | None) -> list[Judgment]:

@@ -89,7 +89,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself has to remember. The tasks follow from the seed and the iteration."""
         state: dict[str, Any] = {"model_path": self.model_path, "seconds": self.seconds, "evaluated": self._evaluated}
-        state["environment_turns"] = self.environment_turns
+        state |= {"environment_turns": self.environment_turns, "fit": self.model.fit.options}
         if self._collected is not None:
             state["collected"] = self.distributed.gather([self._collected.state_dict()])
         return state

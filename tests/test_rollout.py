@@ -16,6 +16,7 @@ import hsg.strategy.judge
 from hsg.config.loading import make_config
 from hsg.config.options import Config, JudgeConfig
 from hsg.engine.generation import Cost, Decoder
+from hsg.model.fit import Fit
 from hsg.model.policy import Policy
 from hsg.play.episode import Request
 from hsg.play.faults import fault_metrics
@@ -87,7 +88,7 @@ def assert_same(some: list[Trajectory], others: list[Trajectory]) -> None:
 
 @pytest.mark.parametrize("context", ["conversation", "window"])
 def test_parts_threads_and_portions_change_nothing(guesser: Policy, context: str) -> None:
-    expected, _ = play(guesser, configure(context=context, streams=1, env_threads=1, cache=False))
+    expected, _ = play(guesser, configure(context=context, streams=1, env_threads=1, cache="off"))
     assert len({t.stop_reason for t in expected}) > 1
     assert len({turn.response for t in expected for turn in t.turns}) > 3
     for options in (
@@ -297,6 +298,25 @@ def test_judge_without_room_flags_nothing_and_is_counted(guesser: Policy) -> Non
     for on_cache in (True, False):
         _, judgments = play(guesser, configure(), make_judge=self_judge(guesser, limit=20, on_cache=on_cache))
         assert judgments == [Judgment(None, (), skipped=True)] * 12
+
+
+@pytest.mark.parametrize("cache", ["on", "steps", "off"])
+def test_rollouts_and_judges_decode_as_their_model_can(
+    monkeypatch: pytest.MonkeyPatch, guesser: Policy, cache: str
+) -> None:
+    made = []
+
+    class Spy(Decoder):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            made.append((self.use_cache, self.stepwise))
+
+    monkeypatch.setattr(hsg.rollout, "Decoder", Spy)
+    monkeypatch.setattr(hsg.strategy.judge, "Decoder", Spy)
+    monkeypatch.setattr(guesser.model, "fit", Fit("sdpa", cache, "off"), raising=False)
+    play(guesser, configure(), make_judge=self_judge(guesser, on_cache=False))
+    assert len(made) > 2
+    assert set(made) == {(cache != "off", cache == "steps")}
 
 
 @pytest.mark.parametrize("text", ["<think>Not <judgment>[1]</judgment>, since", "<judgment>[1]</judgment>"])

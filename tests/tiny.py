@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,43 @@ def batch_of(
     zeros = torch.zeros(response_mask.shape)
     levels = torch.full(response_mask.shape, ACTION)
     return Batch(input_ids, attention_mask, response_mask, zeros, zeros, temperature, levels)
+
+
+WINDOW = 6
+_MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": WINDOW}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": WINDOW},  # every layer
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},  # all but the first
+    "gemma2": {**_MIXED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0},
+    "gemma3_text": _MIXED,
+    "gemma4_text": {**_MIXED, "num_kv_shared_layers": 1},
+    "gpt_oss": {**_MIXED, **_EXPERTS},  # sinks
+    "cohere2": _MIXED,
+    "olmo3": _MIXED,
+    "exaone4": _MIXED,
+    "llama4_text": {**_EXPERTS, "intermediate_size_mlp": 48, "attention_chunk_size": WINDOW, "no_rope_layers": [1, 0, 1],
+                    "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
+}  # fmt: skip
+"""Models whose attention is not full and causal in every layer, by what transformers calls them."""
+
+
+def windowed_model(kind: str, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """A random model of `WINDOWED` with weights and sinks large enough to make every key matter."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {
+        "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "pad_token_id": 0, "eos_token_id": 2,
+    }  # fmt: skip
+    given = copy.deepcopy({**shape, **WINDOWED.get(kind, {}), **options})  # some configs write into what they are given
+    config = AutoConfig.for_model(kind, **given)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        attention = "eager" if kind in ("gemma2", "gpt_oss", "gpt_neo") else "sdpa"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() > 1 or "sinks" in name:
+                    parameter.normal_(0, 1 if "sinks" in name else 0.3)
+    return model.to(dtype).eval()

@@ -29,7 +29,7 @@ import torch
 
 from hsg.batch import Row
 from hsg.config.loading import make_config
-from hsg.engine.cache import RowCache
+from hsg.engine import generation
 from hsg.engine.generation import Decoder
 from hsg.engine.precision import compute_weights
 from hsg.engine.seeds import make_generator
@@ -79,18 +79,18 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
     """A sampler with one of the faults."""
-    aim, forward = RowCache.aim, Decoder._logits
+    masks, forward = generation.row_masks, Decoder._logits
 
-    def blind(cache: RowCache, slots: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
-        mask = aim(cache, slots, positions).clone()
-        mask[..., : min(HIDDEN, mask.shape[-1] - 1)] = False
+    def blind(*given: Any) -> torch.Tensor:
+        mask = masks(*given)
+        mask[..., : min(HIDDEN, mask.shape[-1] - 1)] = -torch.inf
         return mask
 
     def anew(decoder: Decoder, ids: Any, positions: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
         begin = max(map(len, decoder.rows)) * 2 // 3
         return forward(decoder, ids, torch.where(positions > begin, positions - begin, positions), *given, **more)
 
-    seen = patch.object(RowCache, "aim", blind if fault == "mask" else aim)
+    seen = patch.object(generation, "row_masks", blind if fault == "mask" else masks)
     counted = patch.object(Decoder, "_logits", anew if fault == "positions" else forward)
     with seen, counted:
         yield

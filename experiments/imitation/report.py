@@ -25,6 +25,7 @@ from hsg.engine.seeds import derive_seed, make_generator
 from hsg.experiments.imitation.demonstrations import FORMS, Played, choose_tasks, make_rows, play_demonstrations
 from hsg.experiments.imitation.supervised import nll_by_form
 from hsg.measure.evaluation import evaluation_tasks
+from hsg.model.fit import fit_of
 from hsg.model.policy import Policy
 from hsg.play.episode import Request
 from hsg.protocol import TaskSet
@@ -185,7 +186,7 @@ def _judge_cases(
 ) -> dict[str, float]:
     if not asked:
         return {}
-    decoder = Decoder(policy.model, policy.chat.stop_ids, [ids for ids, _ in asked])
+    decoder = Decoder(policy.model, policy.chat.stop_ids, [ids for ids, _ in asked], **fit_of(policy.model).decoding)
     answers = decoder.sample(
         list(range(len(asked))),
         temperatures=[config.judge.temperature] * len(asked),

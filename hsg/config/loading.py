@@ -248,8 +248,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return _convert(value, inner, key)
     if origin is Literal:
         choices = typing.get_args(hint)
-        if value is False and "off" in choices:  # YAML reads a bare off as a bool
-            return "off"
+        if isinstance(value, bool) and "off" in choices:  # YAML reads a bare off as a bool, and on
+            value = {True: "on", False: "off"}[value]
         near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
         require(
             value in choices,

@@ -159,7 +159,7 @@ class RolloutConfig:
     env_threads: int = 8  # environments stepped at the same time
     env_timeout_seconds: float = 120.0  # per call
     max_error_fraction: float = 0.5  # stop the run if more of an iteration's trajectories fail
-    cache: bool = True  # keep the attention cache across turns; off: the slow reference path
+    cache: Literal["auto", "on", "off"] = "auto"  # keep what was forwarded across turns | the slow reference path
     max_cache_tokens: int = 1_000_000  # cache positions held at once; more rows are rolled out in portions
     streams: int = 2  # parts of a batch in flight, so that environments work while the model decodes
     weights: Literal["gathered", "sharded"] = "gathered"  # of a sharded model: whole on each rank | borrowed by layer
@@ -337,7 +337,7 @@ class UpdateConfig:
     minibatch_trajectories: int | None = None  # trajectories per optimizer step; None: all
     minibatch_turns: int | None = None  # turns per optimizer step (window context)
     microbatch_tokens: int = 4096  # token positions forwarded at once; memory rises with it
-    packing: Literal["prefix", "plain", "off"] = "prefix"  # what rows share forwarded once | no padding | padded
+    packing: Literal["auto", "prefix", "plain", "off"] = "auto"  # what rows share forwarded once | no padding | padded
 
     def __post_init__(self) -> None:
         for name in ("epochs", "microbatch_tokens"):

@@ -1,10 +1,10 @@
 """Keys and values of a rollout's rows, kept across turns: a token stands at its position, in every layer.
 
-    slot 0   [prompt .. | response | observation | response |        ]     rows are ragged without padding inside, and a
-    slot 1   [prompt ..    | response | observation | ...            ]     key is visible iff its place <= the query's
+    slot 0   [prompt .. | response | observation | response |        ]     rows are ragged without padding inside; what a
+    slot 1   [prompt ..    | response | observation | ...            ]     query sees of its row says reach.py
 
 The owner says with `aim` where the next forward pass writes.  Deliberately absent: which row has which slot (generation.py),
-sliding windows, eviction.
+eviction of keys behind a window: the layers that see all of a row need theirs.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class _RowLayer(CacheLayerMixin):
 class RowCache(Cache):
     """An attention cache whose slot is the token's position, with rows that can be copied and swapped."""
 
+    attends = True  # whether any layer does
+
     def __init__(
         self, num_slots: int, num_layers: int, capacity: int, device: torch.device, limit: int | None = None
     ) -> None:
@@ -75,8 +77,8 @@ class RowCache(Cache):
         self.length, self.leading = 0, False
         super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
 
-    def aim(self, slots: Sequence[int], positions: Tensor) -> Tensor:
-        """Say which slots and positions (n, q) the next forward writes. Returns its mask (n, 1, q, length), True = seen."""
+    def aim(self, slots: Sequence[int], positions: Tensor) -> None:
+        """Say which slots and positions (n, q) the next forward writes; its keys are those at 0 .. `length` - 1."""
         self.slots = torch.tensor(slots, device=self.device)
         self.positions = positions
         self.leading = list(slots) == list(range(len(slots)))
@@ -86,8 +88,6 @@ class RowCache(Cache):
             self.capacity = max(self.length, grown if self.limit is None else min(grown, self.limit))
             for layer in self.layers:
                 layer.grow(self.capacity)
-        keys = torch.arange(self.length, device=self.device)
-        return keys[None, None, None, :] <= positions[:, None, :, None]
 
     def copy(self, source: Sequence[int], target: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of some slots to others."""

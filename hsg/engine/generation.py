@@ -4,7 +4,8 @@ A `Decoder` holds rows that grow turn by turn.  Each token is forwarded once:
 
     slot 0   [prompt .. | response | observation | response |        ]     cache slot == token position, so rows
     slot 1   [prompt ..    | response | observation | ...            ]     are ragged without padding inside, and a
-    slot 2   [prompt .. | response |                                 ]     key is visible iff its slot <= the query's
+    slot 2   [prompt .. | response |                                 ]     key is visible iff its slot <= the query's,
+                                                                           and within the layer's window (reach.py)
 
 Rows that still sample stand in the first slots; one that stops is swapped behind them, so that a decoding step forwards
 live rows only, on a view and not on a copy.
@@ -18,6 +19,8 @@ padding ids (rows are known by position), any decoding of what was sampled.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +34,8 @@ from hsg.engine.attention import masked_attention
 from hsg.engine.cache import RowCache
 from hsg.engine.layout import common_prefix
 from hsg.engine.precision import autocast, compute_weights
+from hsg.engine.reach import masks_itself, row_masks
+from hsg.engine.states import StateCache, has_states
 from hsg.text.markers import SegmentEnd
 
 PADDING = 40
@@ -85,7 +90,10 @@ class Decoder:
     model      a causal LM of transformers; `stop_ids` end a response
     prompts    ids of each row; rows with equal prompts are forwarded once
     shared     a label per row: rows with the same label also share their longest common prefix (a task's strategies)
-    use_cache  False: the slow twin, which forwards every row from its start for every token
+    use_cache  False: the slow twin, which forwards every row from its start for every token, as the scorer does
+    stepwise   context that continues a row goes in token by token: for models whose state takes several only at its start
+
+    ValueError for a model that no cache of ragged rows fits.
     """
 
     def __init__(
@@ -96,14 +104,18 @@ class Decoder:
         *,
         shared: Sequence[object] | None = None,
         use_cache: bool = True,
+        stepwise: bool = False,
         cost: Cost | None = None,
     ) -> None:
         assert len(prompts) > 0 and all(len(p) > 0 for p in prompts), "a row needs at least one prompt token"
         self.model, self.stop_ids, self.use_cache = model, frozenset(stop_ids), use_cache
+        self.stepwise = stepwise
         self.device = model.device
         # transformers 5.20, the last one for Python 3.10, knows the other name only, and drops what it does not know.
         known = inspect.signature(model.forward).parameters
         self._cache_name = "past_key_values" if "past_key_values" in known and "cache" not in known else "cache"
+        self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
+        self._config = model.config.get_text_config()
         self.rows: list[list[int]] = [list(p) for p in prompts]
         self.cost = cost if cost is not None else Cost()
         # Nothing of the model folder's own sampling settings is taken over.
@@ -114,9 +126,13 @@ class Decoder:
         self._slot = list(range(len(prompts)))  # row -> slot
         self._row = list(range(len(prompts)))  # slot -> row
         if use_cache:
+            if masks_itself(self._config):
+                raise ValueError("it cuts its windows by columns, which rows of different lengths do not share")
             capacity = max(map(len, self.rows)) + 64
-            limit = getattr(model.config, "max_position_embeddings", None)
-            self.cache = RowCache(len(prompts), model.config.num_hidden_layers, capacity, self.device, limit)
+            limit = getattr(self._config, "max_position_embeddings", None)
+            self._has_states = has_states(model)
+            make = functools.partial(StateCache, model) if self._has_states else RowCache
+            self.cache = make(len(prompts), self._config.num_hidden_layers, capacity, self.device, limit)
             with torch.no_grad(), compute_weights(model), autocast(model), masked_attention(model):
                 self._prefill(list(shared) if shared is not None else [tuple(p) for p in prompts])
 
@@ -143,7 +159,8 @@ class Decoder:
         # `generate` hands the loop below a model in inference mode with its own bookkeeping settled; the ids it is
         # given are only a place to start from, since every row keeps its own.
         start = torch.tensor([[self.rows[row][-1]] for row in rows], device=self.device)
-        with torch.no_grad(), compute_weights(self.model), autocast(self.model), masked_attention(self.model):
+        masked = masked_attention(self.model) if self.use_cache else contextlib.nullcontext()
+        with torch.no_grad(), compute_weights(self.model), autocast(self.model), masked:
             return self.model.generate(
                 start,
                 attention_mask=torch.ones_like(start),
@@ -193,7 +210,12 @@ class Decoder:
     def _feed(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Forward ids [in cache, length) of each row; nothing is returned, the cache has them."""
         with masked_attention(self.model, cache_only=True):
-            for part in _similar(rows, [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]):
+            if self.stepwise:
+                ends = dict(zip(rows, lengths, strict=True))
+                while going := [r for r in rows if 0 < self._in_cache[r] < ends[r]]:
+                    self._forward(going, [self._in_cache[r] + 1 for r in going])
+            widths = [n - self._in_cache[r] for r, n in zip(rows, lengths, strict=True)]
+            for part in _similar(rows, widths, 0 if self._has_states else PADDING):
                 self._forward([rows[i] for i in part], [lengths[i] for i in part])
 
     def _forward(self, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
@@ -208,42 +230,34 @@ class Decoder:
             positions.append(range(begin, begin + width))
             self._in_cache[row] = length
         where = torch.tensor([list(p) for p in positions], device=self.device)
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = getattr(self._config, "max_position_embeddings", None)
         if limit is not None and int(where.max()) >= limit:
             where = where.clamp(max=limit - 1)  # padding only: real tokens are within the context
-        mask = self.cache.aim([self._slot[r] for r in rows], where)
+        self.cache.aim([self._slot[r] for r in rows], where)
         self.cost.positions += len(rows) * width
-        return self._logits(torch.tensor(ids, device=self.device), where, last, attention_mask=mask, cache=self.cache)
+        # Where no layer attends: such a model takes any mask it gets for that of padding.
+        dtype = getattr(self.model, "compute_dtype", self.model.dtype)
+        mask = row_masks(self._config, where, self.cache.length, dtype) if self.cache.attends else None
+        more = {"attention_mask": mask, "use_cache": True, self._cache_name: self.cache}
+        return self._logits(torch.tensor(ids, device=self.device), where, last, **more)
 
     def _forward_whole(self, rows: Sequence[int]) -> Tensor:
-        """The slow twin: each row from its start, right-padded, no cache."""
+        """The slow twin: each row from its start, right-padded, with the model's own masks, which no real token outlives."""
         width = max(len(self.rows[r]) for r in rows)
         ids = torch.tensor([self.rows[r] + [self.rows[r][-1]] * (width - len(self.rows[r])) for r in rows])
         where = torch.arange(width, device=self.device).expand(len(rows), -1)
-        mask = where[:, None, None, :] <= where[:, None, :, None]
         self.cost.positions += ids.numel()
         last = [len(self.rows[r]) - 1 for r in rows]
-        return self._logits(ids.to(self.device), where, last, attention_mask=mask, cache=None)
+        return self._logits(ids.to(self.device), where, last, use_cache=False)
 
-    def _logits(
-        self, ids: Tensor, positions: Tensor, last: Sequence[int], *, attention_mask: Tensor, cache: Any
-    ) -> Tensor:
+    def _logits(self, ids: Tensor, positions: Tensor, last: Sequence[int], **more: Any) -> Tensor:
         keep = torch.tensor(sorted(set(last)), device=self.device)  # the head runs on these columns only
-        # What is added to the scores, made once: every layer would make it of a boolean mask again, and eager cannot.
-        dtype = getattr(self.model, "compute_dtype", self.model.dtype)
-        hidden = ~attention_mask
-        attention_mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        attention_mask = attention_mask.masked_fill(hidden, -torch.inf)
-        out = self.model(
-            input_ids=ids,
-            attention_mask=attention_mask,
-            position_ids=positions,
-            use_cache=cache is not None,
-            logits_to_keep=keep,
-            **{self._cache_name: cache},
-        )
-        column = torch.searchsorted(keep, torch.tensor(last, device=self.device))
-        return out.logits[torch.arange(len(last), device=self.device), column]
+        given = {"position_ids": positions, "logits_to_keep": keep}
+        out = self.model(input_ids=ids, **{k: v for k, v in given.items() if k in self._takes}, **more)
+        columns = torch.tensor(last, device=self.device)
+        if "logits_to_keep" in self._takes:
+            columns = torch.searchsorted(keep, columns)
+        return out.logits[torch.arange(len(last), device=self.device), columns]
 
     def _lead(self, rows: Sequence[int]) -> None:
         """Bring these rows into the first slots."""
@@ -260,13 +274,13 @@ class Decoder:
         self._slot[one], self._slot[other] = b, a
 
 
-def _similar(rows: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
-    """Parts of the rows (as indices) with similar widths, so that padding stays small. Rows of width 0 are left out."""
+def _similar(rows: Sequence[int], widths: Sequence[int], most: int = PADDING) -> list[list[int]]:
+    """Parts of the rows (as indices) with similar widths, `most` filler positions in each. Rows of width 0 are left out."""
     order = sorted((i for i in range(len(rows)) if widths[i] > 0), key=lambda i: widths[i])
     parts: list[list[int]] = []
     padding = 0
     for i in order:
-        if parts and padding + (grown := (widths[i] - widths[parts[-1][-1]]) * len(parts[-1])) <= PADDING:
+        if parts and padding + (grown := (widths[i] - widths[parts[-1][-1]]) * len(parts[-1])) <= most:
             padding += grown
             parts[-1].append(i)
         else:

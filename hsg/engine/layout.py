@@ -14,6 +14,11 @@ dense calls, queries of one stretch on the keys of another:
     row 2's own    row 2's own
     row 2's own    prompt
 
+Where a layer sees a window only (reach.py), calls lose the keys that none of their queries sees (`Layout.within`):
+
+    queries        keys              dense where every query sees every key, with a mask along the window's edge
+    row 1's own    prompt [..edge..|.dense..]
+
 Deliberately absent: any arithmetic (packing.py), sharing of suffixes.
 """
 
@@ -23,10 +28,12 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from hsg.engine.reach import Reach
 
 STEP = 192
 """Queries of one causal call: the kernel computes all pairs of up to 512 keys, seen or not."""
@@ -37,11 +44,15 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Call:
-    """One dense attention: the queries of one stretch on the keys of another (causal: on their own)."""
+    """One dense attention: the queries of one stretch on the keys of another (causal: on their own).
+
+    hidden     (q, k) bool: keys that a query does not see although the call has both; None: `causal` says it all
+    """
 
     queries: Run
     keys: Run
     causal: bool
+    hidden: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +78,24 @@ class Layout:
     calls: tuple[Call, ...]
     read: Tensor | None = None
     read_calls: tuple[Call, ...] = ()
+    _within: dict[tuple[Reach, bool], tuple[Call, ...]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def within(self, reach: Reach, *, read: bool = False) -> tuple[Call, ...]:
+        """`calls`, or `read_calls`, of a layer with this reach; made once for all of its kind."""
+        if not reach.hides(max(self.lengths)):
+            return self.read_calls if read else self.calls
+        if (reach, read) not in self._within:
+            if read:
+                assert self.read is not None
+                calls = _asked_by(self.read.tolist(), self.within(reach))
+            else:
+                places = self.positions.cpu()
+                calls = tuple(part for call in self.calls for part in _narrowed(call, places, reach))
+            self._within[reach, read] = calls
+        return self._within[reach, read]
 
 
 def make_layout(input_ids: Tensor, lengths: Sequence[int], *, share: bool = True, read: Tensor | None = None) -> Layout:
@@ -162,11 +188,40 @@ def _joined(calls: Sequence[Call]) -> list[Call]:
     return joined + list(open_calls.values())
 
 
+def _narrowed(call: Call, places: Tensor, reach: Reach) -> list[Call]:
+    """What is left of a call where its queries see no further than `reach`. places (n,): those of tokens in their rows."""
+    queries, keys = places[slice(*call.queries)], places[slice(*call.keys)]
+    if call.causal:
+        if not reach.hides(len(queries)) and int(reach.first(queries[-1])) <= int(queries[0]):
+            return [call]
+        return [Call(call.queries, call.keys, causal=True, hidden=~reach.seen(queries, keys))]
+    first = reach.first(queries)
+    # Keys are a stretch of one row, so their places ascend one by one; queries may be of several rows.
+    begin, place = call.keys[0], int(keys[0])
+    edge = min(max(int(first.max()) - place, 0), len(keys))  # keys from here on are seen by every query
+    calls = [Call(call.queries, (begin + edge, call.keys[1]), causal=False)] if edge < len(keys) else []
+    sees = (first < place + edge).tolist()  # which queries see any key before the edge
+    start = call.queries[0]
+    for is_run, run in itertools.groupby(range(len(sees)), key=sees.__getitem__):
+        if not is_run:
+            continue
+        run_of = list(run)
+        low, high = run_of[0], run_of[-1] + 1
+        skip = max(int(first[low:high].min()) - place, 0)
+        hidden = ~reach.seen(queries[low:high], keys[skip:edge])
+        if skip < edge:
+            part = hidden if bool(hidden.any()) else None
+            calls.append(Call((start + low, start + high), (begin + skip, begin + edge), causal=False, hidden=part))
+    return calls
+
+
 def _asked_by(places: list[int], calls: Sequence[Call]) -> tuple[Call, ...]:
     """The calls of the queries at some places (sorted) alone, counted within them."""
     found = []
     for call in calls:
         begin, end = (bisect.bisect_left(places, bound) for bound in call.queries)
         if begin < end:
-            found.append(Call((begin, end), call.keys, call.causal))
+            asked = [place - call.queries[0] for place in places[begin:end]]
+            hidden = None if call.hidden is None else call.hidden[asked]
+            found.append(Call((begin, end), call.keys, call.causal, hidden))
     return tuple(found)

@@ -31,6 +31,7 @@ from hsg.crediting.names import ESTIMATOR_NAMES
 from hsg.engine.packing import packed_attention
 from hsg.engine.precision import autocast
 from hsg.engine.seeds import derive_seed, make_generator
+from hsg.model.fit import find_fit, fit_of, use_fit
 from hsg.model.models import load_model, sampled_hidden
 from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Trajectory
@@ -87,7 +88,7 @@ def forward_rows(
 
     Backward passes belong between two of them: the packed attention is only set in here. A sharded model has to be gathered.
     """
-    packing = config.update.packing
+    packing = fit_of(model, config).packing or "off"
     with contextlib.nullcontext() if packing == "off" else packed_attention(model):
         for part in microbatches(rows, config.update.microbatch_tokens, packing=packing):
             batch = collate(part).to(device)
@@ -126,6 +127,7 @@ class Critic:
     def __init__(self, config: Config, path: str | Path, distributed: Distributed) -> None:
         self.config, self.distributed = config, distributed
         self.body, _ = load_model(config.model, path, distributed.device)
+        use_fit(self.body, find_fit(self.body, config))
         width = self.body.get_output_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1).to(distributed.device, next(self.body.parameters()).dtype)
         nn.init.zeros_(self.head.weight)

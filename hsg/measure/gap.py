@@ -27,6 +27,7 @@ from hsg.config.options import Config
 from hsg.engine.packing import packed_attention
 from hsg.engine.precision import compute_weights, is_half
 from hsg.losses import importance_weights
+from hsg.model.fit import fit_of
 from hsg.model.models import score
 from hsg.ranks.distributed import Distributed
 from hsg.types import ACTION, Tokens
@@ -94,7 +95,7 @@ class GapCheck:
         rows = self.distributed.from_main(next(microbatches(rows, self.config.update.microbatch_tokens), []))
         if not rows:
             return
-        batch, packing = collate(rows).to(self.distributed.device), self.config.update.packing
+        batch, packing = collate(rows).to(self.distributed.device), fit_of(model, self.config).packing or "off"
         with contextlib.nullcontext() if packing == "off" else packed_attention(model):
             packed, _ = score(model, batch, layout=row_layout(rows, batch, packing))
         with compute_weights(model):
@@ -144,7 +145,7 @@ class GapCheck:
                 "log-probs of the sampler and of the training forward must agree within rollout.max_logprob_gap = "
                 f"{limit:.3g} nats in the mean, got {spread.mean:.3g} (99th percentile {spread.p99:.3g}, largest "
                 f"{spread.largest:.3g}), where rounding makes {noise.mean:.3g}: one of them is another distribution; the "
-                "model may not handle the rollout's cache or packed rows: try rollout.cache=false, update.packing=off, "
+                "model may not handle the rollout's cache or packed rows: try rollout.cache=off, update.packing=off, "
                 "model.attention=eager"
             )
         usual = max(noise.p99, self._floor)

@@ -16,13 +16,14 @@ Deliberately absent:
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import importlib.util
 import inspect
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hsg.config.options import ModelConfig
+from hsg.engine.attention import trunk
 from hsg.engine.layout import Layout
 from hsg.engine.packing import packed_hidden
 from hsg.engine.precision import autocast, head_weight
@@ -112,16 +114,20 @@ def load_model(
     of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
     config = read_config(name, trust_remote_code=remote, key=key, **of_config)
     with restated(path, key):
-        _without_dropout(config)
+        without_dropout(config)
         whole = hub_class(config)  # of a composite checkpoint; AutoModelForCausalLM would drop its other parts
-        model = (whole or AutoModelForCausalLM).from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
-            attn_implementation=_attention(model_config.attention, device, dtype),
-            trust_remote_code=remote,
-            **extra,
-        )
+
+        def load(attention: str) -> Any:
+            return (whole or AutoModelForCausalLM).from_pretrained(
+                name,
+                config=copy.deepcopy(config),  # a load that fails leaves its marks
+                dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=remote,
+                **extra,
+            )
+
+        model = with_attention(load, _attention(model_config.attention, device, dtype))
         _forget_quantisation(model)
         model = text_part(model)
         if whole is not None:
@@ -133,9 +139,7 @@ def load_model(
         f"{tokenizer.chat_template} {tokenizer.eos_token}",
         key=key,
     )
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    without_dropout(model)
     model.generation_config = _plain_generation(model, tokenizer)
     model.config.use_cache = False  # generation asks for its cache itself
     if model_config.gradient_checkpointing:
@@ -161,13 +165,30 @@ def _attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
     return "flash_attention_2" if half_on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
 
 
-def _without_dropout(config: Any) -> None:
-    """Every dropout probability of a config to 0, nested configs included; layers copy it when they are made."""
-    for name, value in list(vars(config).items()):
+def with_attention(load: Callable[[str], Any], name: str) -> Any:
+    """`load(name)`; a plainer attention where the model has none of that name, which `find_fit` then says or refuses."""
+    plainer = [other for other in ("sdpa", "eager") if other != name] if name != "eager" else []
+    try:
+        return load(name)
+    except (ValueError, ImportError):
+        for other in plainer:
+            with contextlib.suppress(ValueError):
+                return load(other)
+        raise
+
+
+def without_dropout(of: Any) -> None:
+    """Dropout and jitter of routers to 0: of a configuration, which layers copy when they are made, or of a model."""
+    if isinstance(of, nn.Module):
+        for module in of.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return
+    for name, value in list(vars(of).items()):
         if isinstance(value, transformers.PretrainedConfig):
-            _without_dropout(value)
-        elif ("drop" in name and isinstance(value, float)) or name == "layerdrop":
-            setattr(config, name, 0.0)
+            without_dropout(value)
+        elif (("drop" in name or "jitter" in name) and isinstance(value, float)) or name == "layerdrop":
+            setattr(of, name, 0.0)
 
 
 def _forget_quantisation(model: Any) -> None:
@@ -197,6 +218,10 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return with_template_end(tokenizer, [i for i in [*ids, tokenizer.eos_token_id] if i is not None])
 
 
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""What Gemma, RecurrentGemma and xLSTM call it."""
+
+
 def head_logits(model: Any, hidden: Tensor, weight: Tensor | None = None) -> Tensor:
     """Logits of last hidden states, exactly as the model's own forward makes them (`check_head` holds it to that).
 
@@ -211,30 +236,35 @@ def head_logits(model: Any, hidden: Tensor, weight: Tensor | None = None) -> Ten
         logits = logits * scale
     if scale := getattr(config, "logits_scaling", None):  # Granite
         logits = logits / scale
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-        logits = cap * torch.tanh(logits / cap)
+    for name in _SOFT_CAPS:
+        if cap := getattr(config, name, None):
+            logits = cap * torch.tanh(logits / cap)
     return logits
 
 
 @torch.no_grad()
 def check_head(model: Any, *, key: str = "model.path") -> None:
     """Raise ValueError if the model's logits are more than its output head on the base model's last hidden state."""
+    name = type(model).__name__
     device = next(model.parameters()).device
     ids = torch.arange(1, 6, device=device)[None] % model.get_input_embeddings().num_embeddings
     was_training = model.training
     model.eval()
-    with autocast(model):
-        expected = model(input_ids=ids, use_cache=False).logits
-        got = head_logits(model, _hidden(model, ids)) if model.get_output_embeddings() is not None else None
+    try:
+        with autocast(model):
+            expected = model(input_ids=ids, use_cache=False).logits
+            got = head_logits(model, _hidden(model, ids)) if model.get_output_embeddings() is not None else None
+    except Exception as error:  # a stranger's model
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"{key} must be a model that can be run, got {name}: {reason}") from error
     model.train(was_training)
     if got is None or got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype), 1e-2, 1e-2):
-        name = type(model).__name__
         raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
 
 
 def _hidden(model: Any, input_ids: Tensor) -> Tensor:
     """Last hidden states (B, T, D) of right-padded rows; see the module docstring for the missing attention mask."""
-    base = model.base_model
+    base = trunk(model)
     extra = {}
     if "position_ids" in inspect.signature(base.forward).parameters:
         # Every row starts at position 0, so the positions are those of the columns.

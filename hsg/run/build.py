@@ -10,6 +10,7 @@ import torch
 from hsg.config.options import Config
 from hsg.engine.seeds import derive_seed
 from hsg.measure.evaluation import split_tasks
+from hsg.model.fit import find_fit, use_fit
 from hsg.model.lora import add_adapters
 from hsg.model.models import load_model, stop_ids
 from hsg.model.policy import Policy
@@ -21,12 +22,17 @@ from hsg.strategy.judge import Judge
 from hsg.text.chat import ChatFormat
 
 
-def load_policy(config: Config, path: str | Path | None = None, device: torch.device | str = "cpu") -> Policy:
+def load_policy(
+    config: Config, path: str | Path | None = None, device: torch.device | str = "cpu", *, trains: bool = False
+) -> Policy:
     """The policy in one folder, wheel or on the hub: model, tokenizer, chat format and how long its context is.
 
-    path  None: `model.path` of the configuration. ValueError says in one line why it cannot be loaded.
+    Its attention, cache and packing are tried here (model/fit.py).
+    path    None: `model.path` of the configuration. ValueError says in one line why it cannot be loaded.
+    trains  rows of it will be scored as an update does
     """
     model, tokenizer = load_model(config.model, config.model.path if path is None else path, device)
+    use_fit(model, find_fit(model, config, trains=trains))
     chat = ChatFormat(tokenizer, stop_ids(model, tokenizer), config.prompts.date)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Policy(model, tokenizer, chat, int(limit or 2**20))
@@ -34,7 +40,7 @@ def load_policy(config: Config, path: str | Path | None = None, device: torch.de
 
 def make_trained(config: Config, path: str | Path, device: torch.device | str) -> Policy:
     """The policy that a run trains: with adapters, where it asks for them."""
-    policy = load_policy(config, path, device)
+    policy = load_policy(config, path, device, trains=True)
     if config.model.lora.rank:
         add_adapters(policy.model, config.model.lora, derive_seed("adapters", config.seed))
     return policy
@@ -46,12 +52,12 @@ def make_reference(config: Config, path: str, policy: Policy, distributed: Distr
         return None
     if config.model.lora.rank:
         return replace(policy, is_reference=True)
-    return make_frozen(config, path, distributed)
+    return make_frozen(config, path, distributed, trains=True)
 
 
-def make_frozen(config: Config, path: str, distributed: Distributed) -> Policy:
-    """A model that is not trained, sharded like the one that is."""
-    policy = load_policy(config, path, distributed.device)
+def make_frozen(config: Config, path: str, distributed: Distributed, *, trains: bool = False) -> Policy:
+    """A model that is not trained, sharded like the one that is. `trains`: see `load_policy`."""
+    policy = load_policy(config, path, distributed.device, trains=trains)
     distributed.shard(policy.model)
     return policy
 

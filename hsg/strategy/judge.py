@@ -15,6 +15,7 @@ from typing import Any
 from hsg.config.options import JudgeConfig
 from hsg.engine.generation import Cost, Decoder
 from hsg.engine.seeds import make_generator
+from hsg.model.fit import fit_of
 from hsg.model.lora import adapters_off
 from hsg.play.episode import Episode, results
 from hsg.text.chat import ChatFormat
@@ -70,7 +71,7 @@ class Judge:
                 for row, question in zip(where, questions, strict=True):
                     decoder.append(row, question)
             else:
-                decoder = Decoder(self.model, self.chat.stop_ids, questions, cost=cost)
+                decoder = Decoder(self.model, self.chat.stop_ids, questions, cost=cost, **fit_of(self.model).decoding)
                 where = list(range(len(questions)))
             answers = decoder.sample(
                 where,

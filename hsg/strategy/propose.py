@@ -16,6 +16,7 @@ from torch import Tensor
 from hsg.config.options import Config
 from hsg.engine.generation import Cost, Decoder
 from hsg.engine.seeds import derive_seed, make_generator
+from hsg.model.fit import fit_of
 from hsg.model.policy import Policy
 from hsg.play.episode import Episode, reflected
 from hsg.strategy.selector import farthest_point_indices, mean_pairwise_distance
@@ -67,8 +68,8 @@ def propose(
             policy.chat.stop_ids,
             [asked[i] for i, _ in repeated],
             shared=[i for i, _ in repeated],
-            use_cache=config.rollout.cache,
             cost=cost,
+            **fit_of(policy.model, config).decoding,
         )
         responses = decoder.sample(
             list(range(len(repeated))),

@@ -20,6 +20,7 @@ import hsg.collector
 from hsg.config.loading import load_config, make_config
 from hsg.experiments.reading.resume import find_run, read_config
 from hsg.experiments.run import main
+from hsg.model import fit as fit_module
 from hsg.ranks.distributed import Distributed
 from hsg.run.build import load_policy
 from hsg.run.checkpoint import newest_checkpoint, read_state, save_checkpoint
@@ -348,6 +349,32 @@ def test_time_before_the_resume_counts(guesser_folder: Path, tmp_path: Path, mon
     assert again.train() == 1
     assert again.seconds >= read_state(checkpoint, tensors=False)["trainer"]["seconds"] > 1e-3
     again.close()
+
+
+def test_a_resumed_run_keeps_its_attention_cache_and_packing(
+    guesser_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it found right at its start is in the checkpoint, and is asked for again where another start would find more."""
+    options = {**OPTIONS, "model": {"path": str(guesser_folder)}, "run": {"dir": str(tmp_path), "name": "r"}}
+    options |= {"algorithm": "grpo", "evaluation": {}, "train": {"iterations": 1}, "loss": {"kl_coef": 0.0}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(options))
+    fit_module._FOUND.clear()
+    with monkeypatch.context() as slow:
+        slow.setattr(fit_module, "CACHES", ("off",))
+        slow.setattr(fit_module, "PACKINGS", ("plain",))
+        assert main(["--config", str(tmp_path / "c.yaml")]) == 0
+    settings = "model.attention=sdpa rollout.cache=off update.packing=plain"
+    assert settings in capsys.readouterr().out
+    checkpoint = newest_checkpoint(tmp_path / "r")
+    assert checkpoint is not None
+    fit = read_state(checkpoint, tensors=False)["trainer"]["fit"]
+    assert " ".join(f"{key}={value}" for key, value in fit.items()) == settings
+    fit_module._FOUND.clear()
+    assert main(["--config", str(tmp_path / "c.yaml"), "--set", "train.iterations=2", "--resume", "auto"]) == 0
+    assert settings in capsys.readouterr().out
+    assert (
+        load_config(tmp_path / "r" / "config.yaml").update.packing == "auto"
+    )  # so that the next resume is allowed, too
 
 
 # -------------------------------------------------------------------------------------------------- asked to stop
