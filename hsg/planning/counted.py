@@ -1,7 +1,7 @@
 """Sizes of a model that no formula here knows: transformers makes it without weights, and its parameters are counted.
 
 Experts, layers of several kinds, state spaces and the text part of composite checkpoints come out exactly as they are
-trained.  What is refused is refused as `load_model` refuses it.  Deliberately absent: what such layers keep for a backward
+trained.  What is refused is refused as training refuses it: a tiny twin is tried (fit.py).  Deliberately absent: what such layers keep for a backward
 pass; it is estimated from the widths, as of a plain decoder.
 """
 
@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from hsg.config.options import Config
+from hsg.model.fit import expected_fit
 from hsg.model.lora import targets_of
 from hsg.model.models import read_config, restated
 from hsg.model.sharding import layers
@@ -23,6 +24,7 @@ from hsg.planning.sizes import Architecture, Counted
 def counted(name: str, config: Config) -> Architecture:
     """The sizes of the model behind a config.json, a folder or a hub id. ValueError in the line that a run would have."""
     of = read_config(name, trust_remote_code=config.model.trust_remote_code)
+    fit = expected_fit(of, config)
     text = of.get_text_config()
     with restated(name, "model.path"), torch.device("meta"):
         model = _causal(text, config.model.trust_remote_code)
@@ -48,6 +50,7 @@ def counted(name: str, config: Config) -> Architecture:
         vocabulary=int(text.vocab_size),
         context=_number(text, "max_position_embeddings") or 2**20,
         tied=tied,
+        settings="" if fit is None else str(fit),
         counted=Counted(
             layers=in_layers,
             matrices=in_matrices,

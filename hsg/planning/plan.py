@@ -156,6 +156,10 @@ def show(plan: Plan, tflops: float | None, bandwidth: float, told: str) -> str:
         f"{rows.trajectories} trajectories a rank and iteration, {rows.at_once} at once, rows of up to {rows.length:,} tokens",
         "",
     ]
+    if plan.model.settings:
+        lines.insert(
+            1, f"expected: {plan.model.settings}, asked of a tiny twin; memory is counted as with cache and packing"
+        )
     entries = table(plan)
     width = max(len(amount) for _, amount, _ in entries)
     for name, amount, meaning in entries:

@@ -42,6 +42,7 @@ class Architecture:
     qkv_bias: bool = False
     qk_norm: bool = False
     counted: Counted | None = None
+    settings: str = ""  # attention, cache and packing that a run would choose, where a twin was asked (fit.py)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> Architecture:

@@ -8,6 +8,7 @@ import torch
 from tiny import tiny_model
 
 from hsg import collector
+from hsg.config.loading import make_config
 from hsg.engine import generation, seeds
 from hsg.engine.layout import make_layout
 from hsg.engine.packing import packed_attention, packed_hidden
@@ -18,6 +19,7 @@ from hsg.experiments.benchmarks.compare import Comparison, Size, growth, table
 from hsg.experiments.benchmarks.meter import Meter
 from hsg.experiments.benchmarks.scripted import ToolChat, scripted
 from hsg.play import episode
+from hsg.run.build import make_trained
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -45,6 +47,7 @@ def tokenizer(folder):
 
 
 def test_ours_says_the_script_and_joins_the_protocol(folder, tokenizer, capsys, monkeypatch):
+    make_trained(make_config(ours.OPTIONS), folder, "cpu")  # its check, which samples too, is remembered
     sampled = []
     real = generation.sample_tokens
     monkeypatch.setattr(generation, "sample_tokens", lambda *a: sampled.append(len(a[0])) or real(*a))

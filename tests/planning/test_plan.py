@@ -29,10 +29,11 @@ from transformers import (
 )  # fmt: skip
 
 from hsg.batch import Row
-from hsg.config.loading import make_config
+from hsg.config.loading import load_config, make_config
 from hsg.config.options import LoraConfig
 from hsg.engine.generation import Decoder
 from hsg.engine.seeds import make_generator
+from hsg.experiments.upkeep.zoo import build
 from hsg.learner import Learner
 from hsg.model.folder import require_rows
 from hsg.model.lora import add_adapters
@@ -52,6 +53,7 @@ from hsg.planning.footprint import (
 from hsg.planning.plan import largest, main, make_plan
 from hsg.planning.sizes import Architecture
 from hsg.ranks.distributed import Distributed
+from hsg.run.build import make_trained
 from hsg.types import ACTION, Tokens
 
 # D 8, I 16, 4 query heads and 2 key heads of size 2, V 100
@@ -498,3 +500,22 @@ def test_adapters_of_no_layer_are_refused_and_of_one_layer_counted(capsys: pytes
     nano = read_architecture(make_config({}))
     assert count("q_proj") == 4 * nano.num_layers * (nano.hidden_size + nano.query_size)
     assert count("layers.0.self_attn.q_proj") == 4 * (nano.hidden_size + nano.query_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("bloom", "rollout.cache=on"), ("falcon_h1", "update.packing=prefix"), ("mamba2", "update.packing=plain")]
+)  # fmt: skip
+def test_settings_that_a_run_refuses_a_plan_refuses_with_the_same_line(
+    kind: str, refused: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """M14: without them both say what a run chooses."""
+    folder = build(kind, tmp_path / kind)
+    given = ["--tflops", "1", "--set", f"model.path={folder}"]
+    config = load_config(None, [f"model.path={folder}", refused])
+    with pytest.raises(ValueError) as caught:
+        make_trained(config, folder, "cpu")
+    assert main([*given, "--set", refused]) == 2
+    assert capsys.readouterr().err.strip().removeprefix("error: ") == str(caught.value)
+    assert main(given) == 0
+    policy = make_trained(load_config(None, [f"model.path={folder}"]), folder, "cpu")
+    assert f"expected: {policy.model.fit}, asked of a tiny twin" in capsys.readouterr().out
