@@ -39,7 +39,7 @@ def module_of(name: str) -> str:
     if "." in str(name):
         return name
     near = difflib.get_close_matches(str(name), _MODULES, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "see environments.available()"
+    hint = f"did you mean {near[0]!r}?" if near else "your own is named by its dotted path, as in mylab.guess"
     raise ValueError(f"environment.name must be one of {', '.join(_MODULES)}, got {name!r}; {hint}")
 
 
