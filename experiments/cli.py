@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from hsg import __version__
 from hsg.config.arguments import refuse
 
 
@@ -70,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(overview())
+        return 0
+    if given[0] in ("-V", "--version"):
+        print(f"hsg {__version__}")
         return 0
     name, *rest = given
     commands = available()

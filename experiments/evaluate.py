@@ -148,11 +148,13 @@ def print_summary(summary: dict[str, Any]) -> None:
 def print_exploration(summary: dict[str, Any]) -> None:
     """How the samples differ: ends reached per task, entropy of the two kinds of tokens, what strategies cost."""
     names = {
-        "distinct_outcomes": "different ends a task", "action_entropy": "nats a token of actions",
-        "strategy_entropy": "of strategies", "tokens_per_turn": "tokens a turn",
-        "strategy_tokens_per_turn": "of them strategy",
+        "distinct_outcomes": "different outcomes per task", "action_entropy": "nats per action token",
+        "strategy_entropy": "nats per strategy token", "tokens_per_turn": "tokens per turn",
+        "strategy_tokens_per_turn": "of them in strategies",
     }  # fmt: skip
-    print("  ".join(f"{label} {summary[name]:.3g}" for name, label in names.items() if name in summary))
+    in_turns = bool(summary.get("strategy_tokens_per_turn"))  # else an episode has its one, or none
+    shown = {k: v for k, v in names.items() if k in summary and (in_turns or k != "strategy_tokens_per_turn")}
+    print("  ".join(f"{label} {summary[name]:.3g}" for name, label in shown.items()))
 
 
 def _print_row(name: str, row: dict[str, Any], ks: Sequence[str]) -> None:

@@ -55,12 +55,13 @@ class Lines:
     def update(self, n: int = 1) -> None:
         self.n += n
         now = time.monotonic()
-        if now - self._told < self.seconds or not self.n:
+        if now - self._told < self.seconds:
             return
         self._told = now
         spent = now - self._began
         parts = [f"{self.label}: {self.n} of {self.total}", f"{duration(spent)} so far"]
-        parts.append(f"about {duration(spent / self.n * ((self.total or self.n) - self.n))} left")
+        if self.n:
+            parts.append(f"about {duration(spent / self.n * ((self.total or self.n) - self.n))} left")
         print(", ".join([*parts, self._values] if self._values else parts), file=sys.stderr, flush=True)
 
     def set_postfix(self, **values: Any) -> None:

@@ -1,8 +1,8 @@
 """Sizes of a model that no formula here knows: transformers makes it without weights, and its parameters are counted.
 
 Experts, layers of several kinds, state spaces and the text part of composite checkpoints come out exactly as they are
-trained.  What is refused is refused as training refuses it: a tiny twin is tried (fit.py).  Deliberately absent: what such layers keep for a backward
-pass; it is estimated from the widths, as of a plain decoder.
+trained.  What is refused is refused as training refuses it: a tiny twin is tried (fit.py).  Deliberately absent: what such
+layers keep for a backward pass; it is estimated from the widths, as of a plain decoder.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import hsg
 from hsg.experiments import cli
 from hsg.experiments.run import parse_arguments
 
@@ -31,6 +32,11 @@ def test_a_command_gets_its_arguments_and_gives_its_status(monkeypatch: pytest.M
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: program)
     assert cli.main(["train", "--set", "seed=1"]) == 7
     assert seen == [("hsg train", ["--set", "seed=1"])]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hsg {hsg.__version__}\n"
 
 
 def test_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

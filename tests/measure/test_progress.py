@@ -17,22 +17,26 @@ class Watch:
 
 
 def test_a_line_a_minute_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A quarter is done after 60 s: the rest takes three times as long; within a minute nothing more is said."""
+    """A quarter is done after 2 minutes: the rest takes three times as long; within a minute nothing more is said."""
     watch = Watch(monkeypatch)
     with progress(200, "warm start", quiet=True) as lines:
-        lines.update(10)
+        lines.update(0)
         assert capsys.readouterr().err == ""
         watch.now += 60
+        lines.update(0)  # nothing is done yet, and that is said too
+        assert capsys.readouterr().err == "warm start: 0 of 200, 1:00 so far\n"
+        watch.now += 60
+        assert capsys.readouterr().err == ""
         lines.set_postfix(loss="1.2", validation="1.3")
-        lines.update(40)
-        said = "warm start: 50 of 200, 1:00 so far, about 3:00 left, loss=1.2, validation=1.3\n"
+        lines.update(50)
+        said = "warm start: 50 of 200, 2:00 so far, about 6:00 left, loss=1.2, validation=1.3\n"
         assert capsys.readouterr().err == said
         watch.now += 59
         lines.update(10)
         assert capsys.readouterr().err == ""
         watch.now += 1
         lines.update(40)
-    assert capsys.readouterr().err.startswith("warm start: 100 of 200, 2:00 so far, about 2:00 left")
+    assert capsys.readouterr().err.startswith("warm start: 100 of 200, 3:00 so far, about 3:00 left")
 
 
 def test_only_the_first_process_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
