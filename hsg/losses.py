@@ -1,8 +1,8 @@
 """THE loss: ratio, clip, KL, entropy, aggregation, two levels -> (loss, metrics).
 
     r    = exp(logprobs - old_logprobs)
-    l_t  = -w_t min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * kl_t - entropy_coef * entropy_t
-    w_t  = 1, or of d = old_logprobs - sampled_logprobs:  min(cap, e^d)   or   e^d in [1/cap, cap], else 0
+    l_t  = -v_t min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * kl_t - entropy_coef * entropy_t
+    v_t  = 1, or of the gap g = old_logprobs - sampled_logprobs:  min(cap, e^g)   or   e^g in [1/cap, cap], else 0
     kl_t = exp(d) - d - 1  (k3)   or   d^2 / 2  (k2),              d = ref_logprobs - logprobs
     loss = w_s * reduce(l over strategy tokens) + w_a * reduce(l over action tokens)        StraTA (arXiv 2605.06642)
 

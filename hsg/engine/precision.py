@@ -108,7 +108,8 @@ class _WideProduct(torch.autograd.Function):
 
 def _linear_head(model: Any) -> Any:
     head = model.get_output_embeddings()
-    return head if isinstance(head, nn.Linear) else None
+    # One with a forward of its own computes something else.
+    return head if isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward else None
 
 
 def _widen_head(model: Any) -> None:

@@ -8,6 +8,7 @@ meet the same episodes and their difference is the policies'.  The strategy can 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from hsg.config.options import Config
+from hsg.engine.precision import compute_weights
 from hsg.engine.seeds import derive_seed
 from hsg.measure.measures import sample_measures  # noqa: F401 - every measure under one name
 from hsg.measure.pass_at_k import distinct_outcomes, pass_at_k, pass_at_k_curve  # noqa: F401 - likewise
@@ -154,11 +156,14 @@ class _Portions:
         self.rollout = Rollout(config, policy, task_set)
         self.bar = progress(len(tasks), description, "episode", quiet=config.log.quiet)
         self._before = 0
+        self._weights = contextlib.ExitStack()
 
     def __enter__(self) -> _Portions:
+        self._weights.enter_context(compute_weights(self.policy.model))  # one copy for all that is played
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._weights.close()
         self.bar.close()
         self.rollout.close()
 

@@ -159,9 +159,11 @@ class GapCheck:
             f"(mean {spread.mean:.3g}), more than {WARN:g} times what rounding makes ({usual:.3g}); "
         )
         told += (
-            "ratios begin with it; loss.importance=truncated would weigh it instead"
-            if self.importance == "none"
-            else f"loss.importance={self.importance} weighs it (rollout/logprob_gap_*)"
+            f"loss.importance={self.importance} weighs it (rollout/logprob_gap_*)"
+            if self.importance != "none"
+            else "the update leaves it out of account; loss.importance=truncated would weigh it"
+            if self.config.recomputes_logprobs
+            else "ratios begin with it; rollout.logprobs=auto and loss.importance=truncated would weigh it instead"
         )
         if self._has_experts:
             told += "; experts are chosen anew in the update, without routing replay, and rounding flips some choices"

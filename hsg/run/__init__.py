@@ -1,4 +1,4 @@
 """A run on disk, and what it is made of.
 
-build (policy, judge, tasks)   tracking (the run folder)   records   checkpoint   console   files, locks, taskfile
+build (policy, judge, tasks)   tracking (the run folder)   origin, records, checkpoint   console   files, locks, taskfile
 """

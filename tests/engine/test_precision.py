@@ -133,6 +133,20 @@ def test_the_heads_gradients_are_those_of_the_rounded_product() -> None:
     torch.testing.assert_close(weight.grad.double(), half.T @ hidden.detach().bfloat16().double(), rtol=2e-2, atol=2e-2)
 
 
+def test_a_head_with_a_forward_of_its_own_keeps_it() -> None:
+    class Normalised(torch.nn.Linear):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(hidden, torch.nn.functional.normalize(self.weight))
+
+    model, ids = half_model(), torch.tensor([[3, 4, 5]])
+    head = Normalised(32, 97, bias=False)
+    head.weight, model.lm_head = model.lm_head.weight, head
+    with torch.no_grad(), autocast(model):
+        half = model(ids).logits.float()
+    with torch.no_grad():
+        assert (half - model(ids).logits).abs().max() < 0.1
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
 def test_sampling_and_scoring_read_logits_of_one_precision(kind: str) -> None:
     """`head_logits`, the model's own forward and `score` agree to float32; with a bfloat16 head they are far apart."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fakes import GuessTaskSet
 from test_trainer import configure
 
@@ -46,6 +49,23 @@ def test_two_evaluations_meet_the_same_episodes(guesser: Policy) -> None:
     assert essence(one) != essence(play(guesser, seed=1))
     assert essence(play(guesser, evaluation={"num_tasks": 3})) == essence(one)[:3]
     assert len({t.seed for t in one}) == 8  # each task is a world of its own
+
+
+def test_weights_are_copied_once_in_bfloat16(guesser: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hsg evaluate` plays without `Distributed.forwards`; each turn of each portion would make a copy of its own."""
+    model = copy.deepcopy(guesser.model).float()
+    model.compute_dtype = torch.bfloat16
+    masters = {p.data_ptr() for p in model.parameters()}
+    copied, cast = [], torch.Tensor.to
+
+    def counting(tensor: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
+        copied.extend([1] * (given[:1] == (torch.bfloat16,) and tensor.data_ptr() in masters))
+        return cast(tensor, *given, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", counting)
+    assert len(play(replace(guesser, model=model))) == 8
+    assert len(copied) == len(masters)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_greedy_evaluation_does_not_depend_on_the_seed(guesser: Policy) -> None:

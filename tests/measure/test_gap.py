@@ -105,6 +105,21 @@ def test_one_warning_above_three_times_the_noise(capsys: pytest.CaptureFixture[s
     assert "differ by 0.16 nats at the 99th percentile" in said
 
 
+@pytest.mark.parametrize(
+    ("rollout", "advice"),
+    [
+        ({}, "ratios begin with it; rollout.logprobs=auto and loss.importance=truncated would weigh it instead"),
+        ({"logprobs": "recomputed"}, "the update leaves it out of account; loss.importance=truncated would weigh it"),
+    ],
+)
+def test_the_warning_says_what_the_update_makes_of_the_gap(
+    rollout: dict[str, str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = check(rollout=rollout | {"max_logprob_gap": 9.0})
+    one([torch.full((5,), 1.0)])
+    assert advice in capsys.readouterr().err
+
+
 def test_auto_weighs_in_bfloat16_where_the_trainers_logprobs_are_known() -> None:
     full, half = tiny_model("qwen2", dtype=torch.float32), half_model()
     assert importance_of(make_config({}), full) == "none"
