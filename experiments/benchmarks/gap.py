@@ -35,6 +35,7 @@ from hsg.engine.precision import compute_weights
 from hsg.engine.seeds import make_generator
 from hsg.learner import Learner
 from hsg.measure.gap import gap_of
+from hsg.model.fit import fit_of
 from hsg.model.policy import Policy
 from hsg.ranks.distributed import Distributed
 from hsg.run.build import load_policy
@@ -58,7 +59,7 @@ def sample_rows(policy: Policy, num_rows: int, tokens: int, temperature: float) 
     """Rows of two turns of at most `tokens` sampled tokens each."""
     talks = [Conversation(policy.chat.prompt(QUESTIONS[row % len(QUESTIONS)])) for row in range(num_rows)]
     generators = [make_generator("gap", row) for row in range(num_rows)]
-    decoder = Decoder(policy.model, policy.chat.stop_ids, [talk.ids for talk in talks])
+    decoder = Decoder(policy.model, policy.chat.stop_ids, [talk.ids for talk in talks], **fit_of(policy.model).decoding)
     for turn in range(2):
         if turn:
             for row, talk in enumerate(talks):

@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "run.", "train.", "evaluation.", "checkpoint.", "log.", "distributed.", "model.gradient_checkpointing",
     "rollout.env_threads", "rollout.env_timeout_seconds", "rollout.max_error_fraction", "rollout.max_cache_tokens",
     "rollout.streams", "rollout.weights", "rollout.max_logprob_gap", "update.microbatch_tokens", "optimizer.max_nonfinite",
+    "model.attention", "rollout.cache", "update.packing",
 )  # fmt: skip
 """Options (or beginnings of their names) that change how a run is done and not what it learns from."""
 

@@ -79,16 +79,17 @@ def use_fit(model: Any, fit: Fit) -> None:
 
 
 def asked_again(config: Config, kept: Mapping[str, str] | None) -> Config:
-    """The configuration with the settings that a run chose at its start (`Fit.options`) in place of `auto`."""
-    if kept is None:
-        return config
-    settings: dict[str, Any] = dict(kept)
-    return replace(
-        config,
-        model=replace(config.model, attention=settings["model.attention"]),
-        rollout=replace(config.rollout, cache=settings["rollout.cache"]),
-        update=replace(config.update, packing=settings["update.packing"]),
-    )
+    """The configuration with the settings that a run chose at its start (`Fit.options`) in place of `auto`.
+
+    Flash-attention aside: it may be missing where the run goes on, and another attention gives the same numbers.
+    """
+    settings: dict[str, Any] = dict(kept or {})
+    for key in settings:
+        section, name = key.split(".")
+        chosen = getattr(getattr(config, section), name)
+        if chosen == "auto" and not settings[key].startswith("flash"):
+            config = replace(config, **{section: replace(getattr(config, section), **{name: settings[key]})})
+    return config
 
 
 _FOUND: dict[tuple[object, ...], Fit] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 from pathlib import Path
@@ -248,6 +249,24 @@ def test_kept_settings_are_asked_for_again():
     config = asked_again(options(), kept)
     assert str(find_fit(model_of("llama"), config)) == "model.attention=eager rollout.cache=off update.packing=plain"
     assert asked_again(config, None) is config
+    # What the user sets now stays; flash-attention may be missing here.
+    own = options("rollout.cache=on")
+    assert asked_again(own, kept).rollout.cache == "on"
+    assert asked_again(options(), {**kept, "model.attention": "flash_attention_2"}).model.attention == "auto"
+
+
+def test_every_decoder_decodes_as_its_model_was_found_right() -> None:
+    """A forgotten `fit` is silently wrong for models whose states take one token at a time."""
+    root = Path(fit_module.__file__).parents[2]
+    calls = [
+        call
+        for folder in ("hsg", "experiments")
+        for path in (root / folder).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Decoder"
+    ]
+    assert len(calls) >= 4
+    assert all("decoding" in ast.unparse(call) or "use_cache" in ast.unparse(call) for call in calls)
 
 
 def test_unknown_attention_falls_back_at_loading_and_is_refused_by_name(tmp_path: Path):

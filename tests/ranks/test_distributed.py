@@ -201,9 +201,7 @@ def test_sharded_run_resumes_without_sharding_and_the_other_way_round(root: Path
 @pytest.mark.slow
 def test_half_precision_is_sharded_with_float32_slices(root: Path) -> None:
     """bfloat16 compute: the run goes through, and what is saved are float32 weights that moved by less than bfloat16 shows."""
-    done = run(
-        root, "half", *SHARDED, "model.dtype=bfloat16", "optimizer.lr=1e-6", "rollout.max_logprob_gap=1", num_ranks=2
-    )
+    done = run(root, "half", *SHARDED, "model.dtype=bfloat16", "optimizer.lr=1e-6", num_ranks=2)
     assert done.status == [0, 0], done.output[-3000:]
     before, after = (
         load_file(root / "half" / f"checkpoints/iteration_00000{n}/model/model.safetensors") for n in (0, 2)
