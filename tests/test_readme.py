@@ -102,13 +102,13 @@ def test_figures_of_readme_stand_in_the_results():
 
 
 def test_twelve_lines_train_on_an_environment(tmp_path, monkeypatch, guesser_folder):
-    """As they stand, but with a model that plays in seconds: it guesses at random, so there is something to learn."""
+    """As they stand, but two iterations of a model that plays in seconds: it guesses at random, so there is something to learn."""
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 13, "an import and twelve lines"
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "guess"}
-    replaced = {"model.path=smollm2": f"model.path={guesser_folder} prompts.style=terse"}
+    replaced = {"model.path=smollm2": f"model.path={guesser_folder} prompts.style=terse train.iterations=2"}
     for given, small in replaced.items():
         assert code.count(given) == 1
         code = code.replace(given, small)

@@ -22,6 +22,7 @@ import functools
 import importlib.util
 import inspect
 import io
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -92,6 +93,35 @@ def read_config(name: str, *, trust_remote_code: bool = False, key: str = "model
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
 
 
+def require_decoder(config: Any, *, key: str = "model.path") -> None:
+    """ValueError for an encoder with a decoder, whose decoder alone transformers would load, with random parts."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{key} must be a causal language model, got {config.model_type}, an encoder with a decoder; use another"
+        )
+
+
+@contextlib.contextmanager
+def _load_report(lacking: Sequence[str]) -> Iterator[None]:
+    """Holds back transformers' table of weights that did not fit; it is shown where none is `lacking`."""
+    logger, held = logging.getLogger("transformers.modeling_utils"), []
+
+    def hold(record: logging.LogRecord) -> bool:
+        report = "LOAD REPORT" in record.getMessage() or "checkpoint seem corrupted" in record.getMessage()
+        if report:
+            held.append(record)
+        return not report
+
+    logger.addFilter(hold)
+    try:
+        yield
+    finally:
+        logger.removeFilter(hold)
+    if not lacking:
+        for record in held:
+            logger.handle(record)
+
+
 def load_model(
     model_config: ModelConfig,
     path: str | Path | None = None,
@@ -113,25 +143,36 @@ def load_model(
     tokenizer = load_tokenizer(path, trust_remote_code=remote, key=key)
     of_config = {k: v for k, v in extra.items() if k != "use_safetensors"}
     config = read_config(name, trust_remote_code=remote, key=key, **of_config)
-    with restated(path, key):
+    require_decoder(config, key=key)
+    lacking: list[str] = []
+    with restated(path, key), _load_report(lacking):
         without_dropout(config)
         whole = hub_class(config)  # of a composite checkpoint; AutoModelForCausalLM would drop its other parts
 
         def load(attention: str) -> Any:
-            return (whole or AutoModelForCausalLM).from_pretrained(
+            model, info = (whole or AutoModelForCausalLM).from_pretrained(
                 name,
                 config=copy.deepcopy(config),  # a load that fails leaves its marks
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
                 attn_implementation=attention,
                 trust_remote_code=remote,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that all are known, and refused below
                 **extra,
             )
+            lacking[:] = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+            return model
 
         model = with_attention(load, _attention(model_config.attention, device, dtype))
         _forget_quantisation(model)
         model = text_part(model)
         if whole is not None:
             model.whole.files = processor_files(name)
+    if lacking:
+        raise ValueError(
+            f"{key} must be a model with all its weights, got {str(path)!r} without {len(lacking)} of them of that shape "
+            f"({lacking[0]}); they would be random"
+        )
     require_rows(
         model.get_input_embeddings().num_embeddings,
         tokenizer.get_vocab(),
@@ -258,6 +299,10 @@ def check_head(model: Any, *, key: str = "model.path") -> None:
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"{key} must be a model that can be run, got {name}: {reason}") from error
     model.train(was_training)
+    if not torch.isfinite(expected).all():
+        raise ValueError(
+            f"{key} must be a model whose logits are numbers, got {name} with nan or inf; look at its weights"
+        )
     if got is None or got.shape != expected.shape or not torch.allclose(got, expected.to(got.dtype), 1e-2, 1e-2):
         raise ValueError(f"{key} must be a model whose logits are its output head on the last hidden state, got {name}")
 

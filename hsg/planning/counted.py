@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from hsg.config.options import Config
 from hsg.model.fit import expected_fit
 from hsg.model.lora import targets_of
-from hsg.model.models import read_config, restated
+from hsg.model.models import read_config, require_decoder, restated
 from hsg.model.sharding import layers
 from hsg.planning.sizes import Architecture, Counted
 
@@ -24,6 +24,7 @@ from hsg.planning.sizes import Architecture, Counted
 def counted(name: str, config: Config) -> Architecture:
     """The sizes of the model behind a config.json, a folder or a hub id. ValueError in the line that a run would have."""
     of = read_config(name, trust_remote_code=config.model.trust_remote_code)
+    require_decoder(of)
     fit = expected_fit(of, config)
     text = of.get_text_config()
     with restated(name, "model.path"), torch.device("meta"):

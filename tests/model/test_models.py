@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import batch_of, nano_folder, tiny_model
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from hsg.config.options import ModelConfig
+from hsg.experiments.upkeep.zoo import build
 from hsg.model import models
 from hsg.model.folder import resolve_model
 from hsg.model.models import check_head, load_encoder, load_model, load_tokenizer, score, stop_ids
@@ -357,3 +361,40 @@ def test_pickled_weights_are_refused(tmp_path):
             ValueError, match=r"must be a model folder, got .* without weights; copy model\.safetensors"
         ):
             load()
+
+
+# ----------------------------------------------------------------------------------------- weights that are not all there
+
+
+def test_weights_that_are_missing_or_of_another_shape_are_refused_and_not_random(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers fills them with random numbers and a warning: a half-copied folder would train."""
+    folder = build("llama", tmp_path / "llama")
+    whole = load_file(folder / "model.safetensors")
+    name = next(key for key in whole if key.endswith("up_proj.weight"))
+    capfd.readouterr()
+    for weights in (
+        {key: value for key, value in whole.items() if key != name},
+        {**whole, name: whole[name][:-1].clone()},
+    ):
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(
+            ValueError, match=f"must be a model with all its weights, got .* without 1 .*{re.escape(name)}"
+        ):
+            load_model(ModelConfig(path=str(folder)))
+        shown = capfd.readouterr()
+        assert (shown.out, shown.err) == ("", "")
+    save_file({**whole, name: torch.full_like(whole[name], torch.nan)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="must be a model whose logits are numbers"):
+        load_model(ModelConfig(path=str(folder)))
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:
+    """Of BART transformers loads the decoder alone, with whatever it lacks made up."""
+    folder = build("llama", tmp_path / "bart")
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 400}  # fmt: skip
+    AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("bart", **sizes)).save_pretrained(folder)
+    with pytest.raises(ValueError, match="must be a causal language model, got bart, an encoder with a decoder"):
+        load_model(ModelConfig(path=str(folder)))
