@@ -151,9 +151,11 @@ def opened(
 
 @contextmanager
 def unfinished(trainer: Trainer) -> Iterator[None]:
-    """Whatever ends a run early is followed by the command that goes on with it."""
+    """Whatever ends a run early comes with the command that goes on with it, but for bad input, which would end it again."""
     try:
         yield
+    except ValueError:
+        raise
     except BaseException:
         if trainer.run is not None:
             print(go_on(trainer.run.path), file=sys.stderr)

@@ -219,3 +219,14 @@ def test_a_template_that_asks_the_clock_is_told_one_date(
     assert shown(0) == shown(1) == {"2026-03-04"}
     on(5, f"model.path={guesser_folder}", "run.name=plain")
     assert "date: null" in (tmp_path / "runs" / "plain" / "config.yaml").read_text()  # nobody asked
+
+
+def test_bad_input_found_late_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A prompt that the context has no room for: the command to go on would only say it again."""
+
+    trainer = SimpleNamespace(run=SimpleNamespace(path=tmp_path / "a run"))
+    for error, said in ((ValueError("x"), ""), (RuntimeError("x"), "--resume"), (KeyboardInterrupt(), "--resume")):
+        with pytest.raises(type(error)), program.unfinished(trainer):
+            raise error
+        shown = capsys.readouterr().err
+        assert (said in shown) if said else shown == ""
